@@ -106,7 +106,7 @@ _EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The error to raise in place of an adapter's failed import of its engine.
+    """The error to raise instead of that of an adapter's failed import of its engine.
 
     Returns:
         A `MissingPackageError`; ``error`` itself if another module is missing.

@@ -54,7 +54,7 @@ def advise(
             "--spec",
             default_factory=list,
             show_default=False,
-            help="A spec to compare, in place of the usual ones; repeatable.",
+            help="A spec to compare, instead of the usual ones; repeatable.",
         ),
     ],
     config: Annotated[
@@ -64,7 +64,7 @@ def advise(
             metavar="FILE",
             default_factory=list,
             show_default=False,
-            help="A file of the training's configuration, whose specs are compared; repeatable.",
+            help="A file of the training's configuration: its specs are compared; repeatable.",
         ),
     ],
     ranks: Annotated[
@@ -101,7 +101,7 @@ def advise(
         typer.Option(metavar="FILE", help="Write compress.prior for this configuration."),
     ] = None,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Measure the speeds of codecs anew.")
+        bool, typer.Option("--recalibrate", help="Measure the speeds of codecs again.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,7 +129,7 @@ def advise(
     use_processors(per_node)
     copies = min(per_node, processors())
     if measured is not None and per_node == ranks:
-        per_node = 1  # the machine's own network was measured in place of links
+        per_node = 1  # the machine's own network was measured instead of links
     cache = SpeedCache()
     if recalibrate:
         cache.clear()
@@ -194,8 +194,8 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
     except OSError as error:
         raise GradcompError(
-            f"--save {path}: cannot be written ({error.strerror}); give a path in a folder that is "
-            "there"
+            f"--save {path}: cannot be written ({error.strerror}); give a path in an existing "
+            "folder"
         ) from None
 
 
@@ -262,14 +262,14 @@ def _json(
         "measured": None if measured is None else asdict(measured),
         "candidates": [
             {
-                **asdict(one.candidate),
-                **asdict(one.prediction),
-                "hidden": one.prediction.hidden,
-                "speedup": one.speedup,
-                "error": one.error,
-                "accuracy": [asdict(known) for known in comparisons(one.candidate.spec)],
+                **asdict(advice.candidate),
+                **asdict(advice.prediction),
+                "hidden": advice.prediction.hidden,
+                "speedup": advice.speedup,
+                "error": advice.error,
+                "accuracy": [asdict(known) for known in comparisons(advice.candidate.spec)],
             }
-            for one in advices
+            for advice in advices
         ],
     }
 
@@ -292,15 +292,15 @@ def _table(advices: Sequence[ranking.Advice]) -> Table:
     for column in (2, 3, 4):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True
-    for one in advices:
+    for advice in advices:
         table.add_row(
-            _short(one.candidate),
-            one.candidate.pattern if one.candidate.compresses else "-",
-            f"{1e3 * one.prediction.seconds:.1f}",
-            f"{one.speedup:.2f}x",
-            f"{one.prediction.link_bytes / 1e6:.4g}",
-            one.error,
-            one.accuracy,
+            _short(advice.candidate),
+            advice.candidate.pattern if advice.candidate.compresses else "-",
+            f"{1e3 * advice.prediction.seconds:.1f}",
+            f"{advice.speedup:.2f}x",
+            f"{advice.prediction.link_bytes / 1e6:.4g}",
+            advice.error,
+            advice.accuracy,
         )
     return table
 
@@ -314,7 +314,7 @@ def _short(candidate: ranking.Candidate) -> str:
 
 def _best(best: ranking.Advice, engine: str, ranks_per_node: int) -> list[str]:
     """Sentences on the first row, and the lines to paste."""
-    one, prediction = best.candidate, best.prediction
+    candidate, prediction = best.candidate, best.prediction
     stages = ", ".join(
         f"{stage} {1e3 * seconds:.1f}" for stage, seconds in prediction.stages.items() if seconds
     )
@@ -324,18 +324,18 @@ def _best(best: ranking.Advice, engine: str, ranks_per_node: int) -> list[str]:
             f"{1e3 * prediction.hidden:.1f} at the same time as others."
         )
     ]
-    if not one.compresses:
+    if not candidate.compresses:
         return [*lines, "", "Do not compress: leave the script as it is."]
-    lines += [show.wrap(f"  {known.text}") for known in comparisons(one.spec)]
-    lines += ["", "compress.yaml:", "", *_yaml(one, ranks_per_node), "", *_CODE[engine]]
+    lines += [show.wrap(f"  {known.text}") for known in comparisons(candidate.spec)]
+    lines += ["", "compress.yaml:", "", *_yaml(candidate, ranks_per_node), "", *_CODE[engine]]
     return lines
 
 
-def _yaml(one: ranking.Candidate, ranks_per_node: int) -> list[str]:
-    lines = ["version: 1", "compress:", f'  default: "{one.spec}"']
-    if one.exchange != "auto":
-        lines.append(f"  exchange: {one.exchange}")
-    if one.pattern.startswith("two_level"):
+def _yaml(candidate: ranking.Candidate, ranks_per_node: int) -> list[str]:
+    lines = ["version: 1", "compress:", f'  default: "{candidate.spec}"']
+    if candidate.exchange != "auto":
+        lines.append(f"  exchange: {candidate.exchange}")
+    if candidate.pattern.startswith("two_level"):
         lines.append(f"  ranks_per_node: {ranks_per_node}")
     return lines
 

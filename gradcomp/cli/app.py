@@ -1,6 +1,6 @@
 """The ``gradcomp`` command: explains specs, checks configurations, reads frames, measures.
 
-Exit codes: 0 for success, 1 for a frame whose CRC does not match or an installation with a fault,
+Exit codes: 0 for success, 1 for a frame with a wrong CRC or an installation with a fault,
 2 for bad input.
 """
 
@@ -29,7 +29,7 @@ COMMANDS = {
     "inspect": ("inspect.inspect", "Show the header of a frame and check its CRC."),
     "bench": (
         "bench.bench",
-        "Measure the speed of a spec, or of every codec, beside a memory copy.",
+        "Measure the speed of a spec, or of every codec, next to a memory copy.",
     ),
     "profile": (
         "profile.profile",
@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "doctor": (
         "doctor.doctor",
-        "Try every part of the installation, and show the line that mends each fault.",
+        "Try every part of the installation, and show the line that fixes each fault.",
     ),
     "polar-demo": (
         "polar_demo.polar_demo",

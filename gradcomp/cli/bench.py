@@ -59,7 +59,7 @@ def bench(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the speed of a spec, or of every codec, beside a memory copy."""
+    """Measure the speed of a spec, or of every codec, next to a memory copy."""
     if every == (spec is not None):
         raise GradcompError("give either a SPEC or --all")
     if spec is None:
@@ -156,7 +156,7 @@ def _bench_all(
 _SPEED_HEADINGS = ("encode", "x", "decode", "x", "add", "x")
 
 _INPUTS = 2
-"""Inputs in a table of 80 columns, whose names may be long."""
+"""Inputs in a table of 80 columns; their names may be long."""
 
 
 def _error_tables(rows: Sequence[survey.SurveyRow]) -> Iterator[str | Table]:

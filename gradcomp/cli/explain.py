@@ -55,8 +55,8 @@ def explain(
     if overrides or any(map(is_path, sources)):
         parsed, configs = [], [load(sources, overrides)]
     else:
-        parsed = [specs.parse(one) for one in sources]
-        configs = [Config.from_spec(one) for one in parsed]
+        parsed = [specs.parse(source) for source in sources]
+        configs = [Config.from_spec(spec) for spec in parsed]
     if model is None and (len(parsed) != 1 or workers is not None):
         model = "resnet20"
     shapes = {} if model is None else model_shapes(model)
@@ -64,12 +64,12 @@ def explain(
     runs: list[ModelRun] = []
     if shapes:
         with show.progress(f"{model}, {ranks} workers", len(configs) * steps * len(shapes)) as tick:
-            runs = [model_run(one, shapes, ranks, steps, outer, tick) for one in configs]
+            runs = [model_run(config, shapes, ranks, steps, outer, tick) for config in configs]
     if as_json:
-        objects = [_spec_json(one) for one in parsed] or [{}]
-        for one, config, run in zip(objects, configs, runs, strict=False):
+        objects = [_spec_json(spec) for spec in parsed] or [{}]
+        for spec_object, config, run in zip(objects, configs, runs, strict=False):
             warnings = link_warnings(config, run)
-            one["step"] = {"model": model, **run.as_dict(), "warnings": warnings}
+            spec_object["step"] = {"model": model, **run.as_dict(), "warnings": warnings}
         show.output_json(objects if len(objects) > 1 else objects[0])
         return
     if len(parsed) == 1:
@@ -112,7 +112,7 @@ def _spec_json(spec: specs.Spec) -> dict[str, Any]:
             for stage in spec.stages
         ],
         "exchange": exchange_pattern(spec),
-        "exchange_from_ranks": {str(n): one.pattern for n, one in choices_by_ranks(spec)},
+        "exchange_from_ranks": {str(n): choice.pattern for n, choice in choices_by_ranks(spec)},
         "max_bytes": {str(numel): size for numel, size in _max_bytes(spec).items()},
     }
 
@@ -151,23 +151,23 @@ def _by_rule(config: Config, run: ModelRun) -> list[str | Table]:
         table,
         "",
         *(
-            show.wrap(f"exchange of {one.rule}: {one.exchange}, as {one.exchange_reason}")
-            for one in run.rules
-            if one.exchange_reason
+            show.wrap(f"exchange of {rule.rule}: {rule.exchange}, as {rule.exchange_reason}")
+            for rule in run.rules
+            if rule.exchange_reason
         ),
-        *(show.wrap(f"warning: {one}") for one in link_warnings(config, run)),
+        *(show.wrap(f"warning: {warning}") for warning in link_warnings(config, run)),
         *([f"inside nodes: {run.node_bytes:,.0f} bytes"] if run.node_bytes else []),
         f"vNMSE of the average: {run.vnmse:.3g}",
         f"time: {run.seconds_per_step:.3g} s/step for all workers, one after the other",
     ]
 
 
-def _cells(one: StepBytes) -> list[str]:
+def _cells(count: StepBytes) -> list[str]:
     """Cells: bytes, link, ratio and bits."""
-    bits = one.bits_per_element
+    bits = count.bits_per_element
     return [
-        f"{one.sent_bytes:,.0f}",
-        f"{one.link_bytes:,.0f}",
-        show.ratio_text(one.link_ratio),
+        f"{count.sent_bytes:,.0f}",
+        f"{count.link_bytes:,.0f}",
+        show.ratio_text(count.link_ratio),
         "-" if bits is None else f"{bits:.3f}",
     ]

@@ -57,5 +57,5 @@ def load(sources: Sequence[str], overrides: Sequence[str]) -> Config:
 
 
 def is_path(source: str) -> bool:
-    """Whether an argument is the path of a file, and no spec."""
+    """Whether an argument is the path of a file, not a spec."""
     return "/" in source or source.endswith((".yaml", ".yml")) or Path(source).is_file()

@@ -1,4 +1,4 @@
-"""``gradcomp polar-demo``: lossy polar codes beside the least distortion of any code."""
+"""``gradcomp polar-demo``: lossy polar codes next to the least distortion of any code."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = [
 
 
 def table(*columns: str, numbers: int = 0) -> Table:
-    """A borderless table whose last ``numbers`` columns are right-aligned."""
+    """A borderless table; its last ``numbers`` columns are right-aligned."""
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
         number = index >= len(columns) - numbers

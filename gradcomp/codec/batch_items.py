@@ -26,10 +26,10 @@ class EncodeItem(NamedTuple):
             then elements that are not finite are reset to 0.
         beta: weight of the residual.
         gamma: weight of the gradient.
-        correction: in place of beta and gamma; masking needs a codec that sends indices.
+        correction: replaces beta and gamma; masking needs a codec that sends indices.
         carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step. The
             encoder starts its search from them and replaces them for the next step. The bytes then
-            depend on earlier steps, too. None: the search starts anew.
+            depend on earlier steps, too. None: each search starts from the beginning.
         basis: C-contiguous float32 of `Codec.basis_size` elements, made by `Codec.learn` from past
             averages. Decoding the frame then needs the same basis. None: without.
         decoded: with a residual, C-contiguous float32 of as many elements, which receives the decoded
@@ -61,7 +61,7 @@ class DecodeItem(NamedTuple):
         senders: the ranks of the frames, for error messages; None: 0, 1, ...
         over_senders: ``out``, which holds zeros, becomes each element's sum over the number of frames
             that carry it, whatever its values; for codecs with the capability ``sparse``.
-        clips: frames whose L2 norm is above the median of the norms are scaled down to it, the lower
+        clips: frames with an L2 norm above the median of the norms are scaled down to it, the lower
             middle one of an even number. Their mean is added, unless ``over_senders``.
         replaces: ``out`` need not hold zeros, as its former elements do not count.
         known: the place of a frame, and its `EncodeItem.decoded`: it is checked, but not decoded again.

@@ -53,7 +53,7 @@ class Codec:
         """Number of float32 values per tensor that the encoder keeps from one step to the next, to
         shorten its search; see `gradcomp.EncodeItem`. Decoding never needs them."""
         self.decodes_slowly: bool = self.core.decodes_slowly
-        """Whether decoding is so slow that a rank should keep the decode of its own frame; see
+        """Whether decoding is so slow that a rank should keep the decode of the frame it has made; see
         `EncodeItem.decoded`."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
@@ -95,7 +95,7 @@ class Codec:
             basis: C-contiguous float32 of `basis_size` elements, at first zeros; updated in place.
 
         Raises:
-            TypeError: ``basis`` is no such array.
+            TypeError: ``basis`` is not such an array.
             ValueError: ``basis`` has another number of elements.
         """
         _check_out(basis, np.float32, self.basis_size(shape))
@@ -124,7 +124,7 @@ class Codec:
             The frame, a flat uint8 array.
 
         Raises:
-            TypeError: ``x`` is no float tensor in CPU memory, or ``out`` is no such array. Or seed,
+            TypeError: ``x`` is not a float tensor in CPU memory, or ``out`` is not such an array. Or seed,
                 step or tensor_id is not a whole number in [0, 2**64).
             CapacityError: ``x`` has 2**30 elements or more, or ``out`` is too small.
             SpecError: ``x`` is on a device that has no kernels for this codec.
@@ -132,7 +132,7 @@ class Codec:
         if isinstance(x, CodedArray):
             if out is not None:
                 raise TypeError(
-                    "out is given for an array of a device, whose frame is a new array: leave it out"
+                    "out is given for an array of a device, and its frame is a new array: leave it out"
                 )
             return x.encode(self, seed, step, tensor_id)
         values = as_float32(x)
@@ -162,7 +162,7 @@ class Codec:
         Raises:
             WireError: the frame is damaged, was made by another codec or spec, or has another
                 number of elements than ``out`` or ``numel`` says. ``out`` must be discarded.
-            TypeError: ``frame`` holds no bytes, or ``out`` is no such array.
+            TypeError: ``frame`` does not hold bytes, or ``out`` is not such an array.
         """
         data = as_bytes(frame)
         if out is None:
@@ -188,12 +188,12 @@ class Codec:
         Args:
             frame: bytes, or a contiguous uint8 array.
             out: C-contiguous float32 array of as many elements as the frame, of any shape; or the
-                array of a device, as of `encode`.
+                array of a device, as in `encode`.
             weight: factor of the decoded elements.
 
         Raises:
-            WireError: as of `decode`.
-            TypeError: ``frame`` holds no bytes, or ``out`` is no such array.
+            WireError: as in `decode`.
+            TypeError: ``frame`` does not hold bytes, or ``out`` is not such an array.
             SpecError: ``out`` is on a device that has no kernels for this codec.
         """
         if isinstance(out, CodedArray):
@@ -237,7 +237,7 @@ class Codec:
                 reset to 0.
             beta: weight of the residual.
             gamma: weight of the gradient.
-            correction: in place of beta and gamma; masking needs a codec that sends indices.
+            correction: replaces beta and gamma; masking needs a codec that sends indices.
 
         Returns:
             The payload, a flat array of ``payload_dtype``.
@@ -308,7 +308,7 @@ def get_codec(spec: str) -> Codec:
 
     Raises:
         SpecError: the spec is wrong, or names a memory (a codec holds no state).
-        TypeError: ``spec`` is no string.
+        TypeError: ``spec`` is not a string.
     """
     return _make_codec(checked_text(spec))
 
@@ -324,7 +324,7 @@ def list_codecs() -> list[str]:
 
 
 def list_algorithms() -> list[str]:
-    """The names of all registered algorithms: reductions of several phases, in place of a codec."""
+    """The names of all registered algorithms: reductions of several phases, instead of a codec."""
     return [stage.name for stage in stages() if stage.kind == "algorithm"]
 
 

@@ -112,16 +112,16 @@ class Device(Protocol):
         ...
 
     def to_host(self, array: FloatArray) -> FloatArray:
-        """The elements on the host: a copy, unless they are there already."""
+        """The elements on the host: a copy, unless they are on the host already."""
         ...
 
     def from_host(self, array: FloatArray) -> FloatArray:
-        """The elements on this device: a copy, unless they are there already."""
+        """The elements on this device: a copy, unless they are on it already."""
         ...
 
 
 class PeerDevice(Protocol):
-    """A device of a job whose ranks all have such devices, and an engine between them."""
+    """A device of a job where all ranks have such devices, and an engine between them."""
 
     def zeros(self, numel: int) -> FloatArray:
         """See `Device.zeros`."""
@@ -145,7 +145,7 @@ class PeerDevice(Protocol):
 
     def add_messages(
         self,
-        own: PeerMessages,
+        own_messages: PeerMessages,
         group: int,
         tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
@@ -157,24 +157,24 @@ class PeerDevice(Protocol):
         The device checks them later: see `begin_messages`.
 
         Args:
-            own: this rank's messages, with the same codecs and sizes.
-            group: of ``own``, which the messages are of.
-            exact: a rank whose part is in ``out`` already, and whose message does not count; None: former
+            own_messages: this rank's messages, with the same codecs and sizes.
+            group: index of the group in ``own_messages`` to which the messages belong.
+            exact: a rank with its part in ``out`` already; its message does not count. None: former
                 elements of ``out`` do not count.
         """
         ...
 
     def decode_messages(
         self,
-        own: PeerMessages,
+        own_messages: PeerMessages,
         groups: Sequence[Sequence[PeerItem]],
         messages: Sequence[ByteArray],
     ) -> None:
-        """Decode a message for each group of ``own`` into ``out``; see `add_messages`."""
+        """Decode a message for each group of ``own_messages`` into ``out``; see `add_messages`."""
         ...
 
     def decode_numbers(
-        self, own: PeerMessages, tensors: Sequence[PeerItem], numbers: object
+        self, own_messages: PeerMessages, tensors: Sequence[PeerItem], numbers: object
     ) -> None:
         """Decode the average of all ranks' ``numbers`` into ``out``."""
         ...
@@ -294,7 +294,7 @@ HOST: Device = _Host()
 
 
 def device_of(array: object) -> Device:
-    """The device in whose memory an array is; the host for all but `DeviceArray`."""
+    """The device that holds an array; the host for all but `DeviceArray`."""
     return array.device if isinstance(array, DeviceArray) else HOST
 
 

@@ -39,7 +39,7 @@ def inspect(frame: Any) -> FrameInfo:
     """The checked header of a frame of any codec.
 
     Raises:
-        WireError: the bytes are no frame, or an incomplete one. A wrong CRC is no error here:
+        WireError: the bytes are not a frame, or an incomplete one. A wrong CRC is not an error:
             ``crc_ok`` is then False.
     """
     discover()

@@ -38,7 +38,7 @@ class KeptParts(NamedTuple):
 
     Attributes:
         indices: of the kept elements, or chunks of elements, in ascending order; empty for codecs
-            whose choice follows from the stream, as it does not travel.
+            that choose by the stream, as the indices do not travel.
         values: of all kept elements, before they are rounded to the codec's type of values.
         numel: number of the tensor's elements.
         stream: the key of the random numbers, from `derive_stream`; for codecs that are ``seeded``.
@@ -55,7 +55,7 @@ class PayloadParts(NamedTuple):
     """The payload of one tensor, as the codec's encoder makes it.
 
     Attributes:
-        numel, stream: as of `KeptParts`.
+        numel, stream: as in `KeptParts`.
     """
 
     codec: Codec
@@ -111,7 +111,7 @@ def kept_of_frames(
     chunks, and the elements' decoded values. All threads of the core work at once.
 
     Raises:
-        WireError: as of `Codec.decode`.
+        WireError: as in `Codec.decode`.
         SpecError: a codec has no such parts.
     """
     return _core.kept_of_frames(
@@ -136,7 +136,7 @@ def payloads_of_frames(frames: Sequence[tuple[Codec, Any, int]]) -> list[FramePa
     once.
 
     Raises:
-        WireError: as of `Codec.decode`: every byte is checked.
+        WireError: as in `Codec.decode`: every byte is checked.
         SpecError: only a codec's own decoder can check its payloads.
     """
     given = [(codec.core, as_bytes(frame), numel) for codec, frame, numel in frames]

@@ -106,7 +106,7 @@ def register_codec(plugin: CodecPlugin) -> None:
 
     Raises:
         GradcompError: its description is wrong, or its name or id is taken.
-        TypeError: it is no `CodecPlugin`.
+        TypeError: it is not a `CodecPlugin`.
     """
     if not isinstance(plugin, CodecPlugin):
         raise TypeError(f"a plug-in is a gradcomp.CodecPlugin, not a {type(plugin).__name__}")
@@ -122,7 +122,7 @@ def register_codec(plugin: CodecPlugin) -> None:
             params=[param.row() for param in plugin.params],
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise GradcompError(f"{type(plugin).__name__} is no codec: {error}") from error
+        raise GradcompError(f"{type(plugin).__name__} is not a codec: {error}") from error
     if reason:
         raise GradcompError(reason)
 

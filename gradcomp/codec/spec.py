@@ -59,7 +59,7 @@ class Spec:
 
     @property
     def algorithm(self) -> Stage | None:
-        """The algorithm that stands in place of a codec, if the spec has one."""
+        """The algorithm that replaces the codec, if the spec has one."""
         return self.stages[-1] if self.stages[-1].kind == "algorithm" else None
 
     @property
@@ -133,7 +133,7 @@ class StageInfo:
         id: the codec id of its frames; 0 for all but codecs.
         nonfinite: treatment of NaN and Inf.
         example: a valid spec; of a codec or an algorithm, without other stages.
-        exactly_one_of: parameters of which a spec must give exactly one.
+        exactly_one_of: a spec must give exactly one of these parameters.
         origin: "core"; for a plug-in's codec "library" or "python".
         version: version of a plug-in's codec; else 0.
     """
@@ -157,7 +157,7 @@ def parse(spec: str) -> Spec:
     Raises:
         SpecError: with the position of the mistake, what is allowed there, and the nearest known
             name.
-        TypeError: ``spec`` is no string.
+        TypeError: ``spec`` is not a string.
     """
     return _parse(checked_text(spec))
 

@@ -167,7 +167,7 @@ class _Loader(yaml.SafeLoader):
             # SafeLoader hands on any error of int(), datetime() and its own look-ups.
             kind = node.tag.rpartition(":")[2]
             raise _refusal(
-                node, f"{reprlib.repr(node.value)} is no valid {kind} ({error}); quote a text"
+                node, f"{reprlib.repr(node.value)} is not a valid {kind} ({error}); quote a text"
             ) from None
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise _refusal(

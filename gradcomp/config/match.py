@@ -17,7 +17,7 @@ __all__ = ["DEFAULT_RULES", "Match"]
 
 
 class Match(StrictModel):
-    """Conditions on tensors, of which a tensor must meet all that are given.
+    """Conditions on tensors; a tensor must meet all that are given.
 
     A match without conditions takes every tensor.
     """

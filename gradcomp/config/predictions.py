@@ -46,7 +46,8 @@ class Prior(StrictModel):
     def digest(self) -> str:
         """Equal on two ranks exactly when they have the same predictions."""
         groups = [
-            {**one.model_dump(exclude={"use"}), "use": one.use.canonical} for one in self.groups
+            {**group.model_dump(exclude={"use"}), "use": group.use.canonical}
+            for group in self.groups
         ]
         text = json.dumps([self.ranks, groups], sort_keys=True)
         return blake2b(text.encode(), digest_size=8).hexdigest()

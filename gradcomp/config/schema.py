@@ -398,9 +398,9 @@ def load_config(paths: Sequence[str | Path] = (), overrides: Sequence[str] = ())
 
 
 def _validate(mapping: Mapping[str, Any], origin: Callable[[KeyPath], str]) -> Config:
-    own = {key: value for key, value in mapping.items() if key not in RESERVED_SECTIONS}
+    settings = {key: value for key, value in mapping.items() if key not in RESERVED_SECTIONS}
     try:
-        return Config.model_validate(own)
+        return Config.model_validate(settings)
     except ValidationError as error:
         failure = config_error(
             error,

@@ -105,7 +105,7 @@ class SpecSchedule(RootModel[tuple[SpecPhase, ...]]):
     @classmethod
     def _listed(cls, value: object) -> object:
         if isinstance(value, list | tuple):
-            return [{"use": one} if isinstance(one, str | Spec) else one for one in value]
+            return [{"use": entry} if isinstance(entry, str | Spec) else entry for entry in value]
         return [SpecPhase(use=_to_spec(value))]
 
     @model_validator(mode="after")

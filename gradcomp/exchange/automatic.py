@@ -1,4 +1,4 @@
-"""The exchange pattern of `auto` for codecs whose payloads cannot be added.
+"""The exchange pattern of `auto` for codecs with payloads that cannot be added.
 
 A gather is a single round, and its average is not rounded once more, but its bytes grow with the
 ranks. So `auto` gathers while that costs little. The choice depends on nothing but the spec and the
@@ -69,7 +69,7 @@ def automatic_choice(spec: Spec, ranks: int, between_devices: bool = False) -> C
 
 
 def _other(spec: Spec, ranks: int, between_devices: bool) -> str | None:
-    """The pattern beside the gather whose bytes grow least."""
+    """The alternative to the gather: the pattern with the bytes that grow least with the ranks."""
     caps = get_codec(spec.codec).caps
     if "learns" in caps:  # from averages of whole tensors
         return None
@@ -126,7 +126,7 @@ def _as_topk(spec: Spec) -> Spec:
     stage = _codec_stage(spec)
     params = stage.params
     for name in ("ratio", "k"):
-        if name in params and stage.name != "blocktopk":  # whose k counts in a block
+        if name in params and stage.name != "blocktopk":  # its k counts in a block
             return parse(f"topk({name}={params[name]},values={params.get('values', 'fp32')})")
     return spec
 

@@ -18,7 +18,7 @@ class Averaging(NamedTuple):
     Attributes:
         average: "ranks": their sum over the number of ranks. "senders": each element's sum over the
             number of ranks that sent it, 0 if none did; for sparse codecs.
-        clip: "median_norm": a tensor whose L2 norm is above the median of the ranks' norms is scaled
+        clip: "median_norm": a tensor with an L2 norm above the median of the ranks' norms is scaled
             down to it. Of an even number of norms the lower one of the middle two counts.
 
     Both after Sarfi et al.: "Communication Efficient LLM Pre-training with SparseLoCo", arXiv

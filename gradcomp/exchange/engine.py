@@ -31,7 +31,7 @@ class Engine(Protocol):
 
 
 class JobLinks(NamedTuple):
-    """A rank of a job whose links are measured; adapters make it for the group ``gradcomp.links``.
+    """A rank of a job that measures its links; adapters make it for the group ``gradcomp.links``.
 
     Attributes:
         name: "horovod" or "torch".
@@ -95,7 +95,7 @@ class Driver:
         Args:
             name: of the round; unique in the step, and the same on every rank.
             round_: the round; it was not resumed before.
-            members: names of the tensors whose averages the round returns as a list, in order.
+            members: names of the tensors; the round returns the list of their averages, in this order.
                 Empty: the round returns one average, of the tensor ``name``.
             place: rounds of lower places advance first; the same on every rank. Best is the order
                 in which rounds start: then replies are read while later ones are under way.
@@ -163,8 +163,8 @@ class Driver:
         """
         beside, self._beside = self._beside, []
         try:
-            for one in beside:
-                one.result()
+            for future in beside:
+                future.result()
         except BaseException:
             self._forget()
             raise

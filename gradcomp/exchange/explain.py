@@ -55,12 +55,15 @@ def explain(spec: str | Spec) -> str:
     lines += [
         "",
         f"exchange: {_EXCHANGE[pattern]}",
-        *(f"  from {ranks} ranks on {one.pattern}, as {one.reason}" for ranks, one in others),
+        *(
+            f"  from {ranks} ranks on {choice.pattern}, as {choice.reason}"
+            for ranks, choice in others
+        ),
         *([] if pattern == "dense" else [f"allowed: {', '.join(allowed)}"]),
         f"size: at most {size} bytes for {_NUMEL} elements ({4 * _NUMEL / size:.1f}x smaller)",
     ]
     if pattern != "dense":
-        patterns = [one for one in allowed if one != "two_level"]
+        patterns = [exchange for exchange in allowed if exchange != "two_level"]
         lines += ["", *_link_table(now, patterns)]
     return "\n".join(lines)
 
@@ -73,5 +76,8 @@ def _link_table(spec: Spec, patterns: Sequence[str]) -> list[str]:
     return [
         "MB that pass a rank's link for them, by the number of ranks:",
         "  " + " " * 16 + "".join(f"{ranks:>10}" for ranks in _RANKS),
-        *(f"  {name:16}" + "".join(f"{1e-6 * one:>10.3g}" for one in row) for name, row in rows),
+        *(
+            f"  {name:16}" + "".join(f"{1e-6 * nbytes:>10.3g}" for nbytes in row)
+            for name, row in rows
+        ),
     ]

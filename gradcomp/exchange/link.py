@@ -12,7 +12,7 @@ __all__ = ["costs_more", "dense_link_bytes", "link_bytes", "link_turns"]
 
 
 _MORE = 1.01
-"""Headers of small frames alone are no reason for a warning."""
+"""Headers of small frames alone are not a reason for a warning."""
 
 
 # Of the bytes that a rank hands over, by kind; counting a request must cost nearly nothing.

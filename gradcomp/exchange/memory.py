@@ -146,7 +146,7 @@ class Residual:
     + gamma * grad``; ``residual = average * beta * residual + corrected - decode(sent)``. This is
     LoCo of Xie et al., "LoCo: Low-Bit Communication Adaptor for Large-Scale Model Training"
     (arXiv:2407.04480): its moving average of errors is ``(1 - average) * residual``. Deviations from
-    LoCo: float32 in place of 8 bits, and no reset.
+    LoCo: float32 instead of 8 bits, and no reset.
     """
 
     def __init__(self, beta: float, gamma: float, residuals: Arrays, average: float = 0.0) -> None:
@@ -181,7 +181,7 @@ class Residual:
 
     @timed("compensate")
     def release(self, grad: FloatArray, key: TensorKey) -> FloatArray:
-        """The gradient with all of the residual, of which nothing is left; flat, perhaps ``grad`` itself."""
+        """The gradient plus all of the residual, which is removed; flat, perhaps ``grad`` itself."""
         beta = self._beta(key)
         if key.name not in self._residuals and self.gamma == 1:
             return grad.reshape(-1)
@@ -262,7 +262,7 @@ class ScaledResidual(Residual):
         return None if self._rates.of(key.name) == 0 else super().unsent(key)
 
     def _beta(self, key: TensorKey) -> float:
-        """The weight of the residual in this step, whose rate the residual has from now on."""
+        """The weight of the residual in this step; the residual has the rate of this step from now on."""
         return self.beta * self._rates.advance(key.name, self._last)
 
 
@@ -280,7 +280,7 @@ def array_of(arrays: Arrays, key: TensorKey, kind: str, device: Device = HOST) -
             f"the {kind} of '{key.name}' has {array.size} elements and its gradient {key.numel}: "
             "the state was saved from another model, or the tensor changed shape"
         )
-    here = device_of(array)
-    if here is not device:
-        array = arrays[key.name] = device.from_host(here.to_host(array))
+    current = device_of(array)
+    if current is not device:
+        array = arrays[key.name] = device.from_host(current.to_host(array))
     return array

@@ -63,9 +63,15 @@ class Signum:
 class MomentumCorrection:
     """DGC's memory: each rank applies the optimizer's momentum before elements are chosen.
 
-    Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.2 and 3.3. ``m = momentum * m +
-    grad``; ``v += m``. Sent elements are subtracted from v, and with masking their m is set to 0.
-    See `gradcomp.codec.correction.Correction`. State: v is the ``residual``, m the ``momentum``.
+    Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.2 and 3.3, on each rank:
+
+    1. ``g`` = the gradient, clipped (``clip``).
+    2. ``u = m u + g``, with m for ``momentum``.
+    3. ``v = v + u``; with ``nesterov`` see `gradcomp.codec.correction.Correction`.
+    4. The codec sends chosen elements of v, such as the largest.
+    5. ``v = v - sent``, and with ``masking`` u is 0 where an element was sent.
+
+    State: v is the ``residual``, u the ``momentum``.
 
     Gradients of tensors that travel dense are averaged first; see `of_average`.
 

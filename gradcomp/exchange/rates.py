@@ -59,7 +59,7 @@ class Rates:
         return 1.0 if last is None or rate == 0 else float(last[0]) / rate
 
     def advance(self, name: str, last: dict[str, FloatArray]) -> float:
-        """Factor of a residual in this step, whose rate replaces the one in ``last``."""
+        """Factor of a residual in this step; the rate of this step replaces the one in ``last``."""
         factor = self.factor(name, last.get(name))
         last[name] = np.array([self.of(name)], np.float32)
         return factor

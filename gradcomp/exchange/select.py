@@ -159,7 +159,7 @@ def patterns_text(
     (_, first), *others = choices_by_ranks(spec, exchange, averaging)
     unit = "ranks" if pattern_between_nodes(exchange) is None else "nodes"
     return sep.join(
-        [first.pattern, *(f"from {ranks} {unit} on {one.pattern}" for ranks, one in others)]
+        [first.pattern, *(f"from {ranks} {unit} on {choice.pattern}" for ranks, choice in others)]
     )
 
 
@@ -181,7 +181,7 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
         if exchange == "auto":
             return None
         return (
-            f"'{spec}' has exchanges of its own; give its rule `exchange: auto`, or two_level "
+            f"'{spec}' makes its own exchanges; give its rule `exchange: auto`, or two_level "
             "for nodes of several ranks"
         )
     if pattern == "dense":
@@ -215,7 +215,7 @@ def link_remedy(choices: Iterable[tuple[Spec, str]], ranks: int) -> str:
             # Of these the bytes on a link do not grow with the ranks.
             for other in ("sra", "sparse_allreduce"):
                 if exchange_refusal(spec, other) is None:
-                    found.add(f"exchange: {other}, whose bytes do not grow with the ranks")
+                    found.add(f"exchange: {other} (its bytes do not grow with the ranks)")
                     break
     return ", or ".join([*sorted(found), "a spec that sends less"])
 
@@ -232,9 +232,7 @@ def averaging_refusal(spec: Spec, exchange: str, averaging: Averaging) -> str | 
     if averaging == MEAN or pattern == "dense":
         return None
     if pattern == "algorithm":
-        return (
-            f"'{spec}' adds up all ranks in exchanges of its own; use a codec with exchange: gather"
-        )
+        return f"'{spec}' adds up all ranks in its own exchanges; use a codec with exchange: gather"
     if pattern != "gather":
         return (
             f"'{spec}' takes the exchange {pattern}, which adds up ranks before all of them know each "
@@ -255,7 +253,7 @@ def scatter_refusal(spec: Spec, exchange: str) -> str | None:
         return f"a reduce-scatter has no exchange: {exchange}; remove it"
     if spec.algorithm is not None:
         return (
-            f"'{spec}' has exchanges of its own, and a reduce-scatter needs a codec, such as "
+            f"'{spec}' makes its own exchanges, and a reduce-scatter needs a codec, such as "
             "residual|int4"
         )
     if spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION:
@@ -286,7 +284,7 @@ def make_aggregator(
 
 
 def _error_feedback(spec: Spec, context: Context, aggregator: Aggregator) -> Residual | None:
-    """The residual of a spec whose frames stand for the gradient itself; None if there is none."""
+    """The residual of a spec with frames that stand for the gradient itself; None if there is none."""
     if isinstance(aggregator, Algorithm):
         return aggregator.error_feedback()
     memory = make_memory(spec.memory, context.state, context.world_size, context.rates)

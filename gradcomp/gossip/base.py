@@ -65,24 +65,26 @@ class Layout:
     @cached_property
     def large(self) -> list[Tensor]:
         """Tensors of at least two dimensions, which algorithms compress."""
-        return [one for one in self.tensors if len(one.key.shape) >= 2 and one.key.numel]
+        return [
+            tensor for tensor in self.tensors if len(tensor.key.shape) >= 2 and tensor.key.numel
+        ]
 
     @cached_property
     def small(self) -> list[Tensor]:
         """Tensors of fewer dimensions, such as biases: they travel dense, with step size 1."""
-        return [one for one in self.tensors if len(one.key.shape) < 2 and one.key.numel]
+        return [tensor for tensor in self.tensors if len(tensor.key.shape) < 2 and tensor.key.numel]
 
     def small_values(self, flat: FloatArray) -> FloatArray:
         """A copy of the small tensors, one after the other."""
-        parts = [one.of(flat) for one in self.small]
+        parts = [tensor.of(flat) for tensor in self.small]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def set_small(self, flat: FloatArray, values: FloatArray) -> None:
         """Write values in the order of `small_values` back."""
         at = 0
-        for one in self.small:
-            one.of(flat)[:] = values[at : at + one.key.numel]
-            at += one.key.numel
+        for tensor in self.small:
+            tensor.of(flat)[:] = values[at : at + tensor.key.numel]
+            at += tensor.key.numel
 
 
 class Gossip(ABC):
@@ -238,7 +240,7 @@ class CompressedGossip(Gossip):
         self.layout.set_small(x, self._mixed_small(small, mixed))
         self._mix(x, row, body, bodies)
 
-    def _mixed_small(self, own: FloatArray, total: FloatArray) -> FloatArray:
+    def _mixed_small(self, small: FloatArray, total: FloatArray) -> FloatArray:
         """The small tensors after a round, from their values and the weighted sum over peers."""
         return total
 
@@ -255,7 +257,7 @@ class CompressedGossip(Gossip):
         self,
         x: FloatArray,
         row: np.ndarray[Any, np.dtype[np.float64]],
-        own: ByteArray,
+        own_body: ByteArray,
         bodies: Mapping[int, ByteArray],
     ) -> None:
         """Mix the large tensors with the peers' ``bodies``, in rank order."""

@@ -47,38 +47,46 @@ class _Coded(CompressedGossip):
         seed: int = 0,
     ) -> None:
         super().__init__(topology, rank, shapes, self.usual_gamma if gamma is None else gamma)
-        self._codecs = {one.key.name: _codec_of(codec, one) for one in self.layout.large}
+        self._codecs = {tensor.key.name: _codec_of(codec, tensor) for tensor in self.layout.large}
         self._seed = seed
         self._kept = {
-            kind: {one.key.name: np.zeros(one.key.numel, np.float32) for one in self.layout.large}
+            kind: {
+                tensor.key.name: np.zeros(tensor.key.numel, np.float32)
+                for tensor in self.layout.large
+            }
             for kind in self.kinds
         }
 
     def _body_size(self) -> int:
         return sum(
-            self._codecs[one.key.name].max_encoded_size(one.key.numel) for one in self.layout.large
+            self._codecs[tensor.key.name].max_encoded_size(tensor.key.numel)
+            for tensor in self.layout.large
         )
 
-    def _frame(self, one: Tensor, values: FloatArray) -> ByteArray:
-        codec = self._codecs[one.key.name]
+    def _frame(self, tensor: Tensor, values: FloatArray) -> ByteArray:
+        codec = self._codecs[tensor.key.name]
         seed = self._seed
         if "private_noise" in codec.caps:
             # Rounding noise must be independent between ranks.
             seed = rank_seed(seed, self.rank)
-        return codec.encode(values, seed=seed, step=self._step, tensor_id=one.key.tensor_id)
+        return codec.encode(values, seed=seed, step=self._step, tensor_id=tensor.key.tensor_id)
 
     def _frames(self, body: ByteArray) -> list[ByteArray]:
         return split_frames(body, len(self.layout.large))
 
-    def _decode(self, one: Tensor, frame: ByteArray) -> FloatArray:
-        return self._codecs[one.key.name].decode(frame, numel=one.key.numel)
+    def _decode(self, tensor: Tensor, frame: ByteArray) -> FloatArray:
+        return self._codecs[tensor.key.name].decode(frame, numel=tensor.key.numel)
 
-    def _sums(self, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]) -> list[FloatArray]:
+    def _sums(
+        self, row: Row, own_body: ByteArray, bodies: Mapping[int, ByteArray]
+    ) -> list[FloatArray]:
         """For each large tensor, the weighted sum of decoded values over peers and this rank."""
-        sums = [np.zeros(one.key.numel, np.float32) for one in self.layout.large]
-        for source, body in sorted([*bodies.items(), (self.rank, own)]):
-            for one, frame, total in zip(self.layout.large, self._frames(body), sums, strict=True):
-                codec = self._codecs[one.key.name]
+        sums = [np.zeros(tensor.key.numel, np.float32) for tensor in self.layout.large]
+        for source, body in sorted([*bodies.items(), (self.rank, own_body)]):
+            for tensor, frame, total in zip(
+                self.layout.large, self._frames(body), sums, strict=True
+            ):
+                codec = self._codecs[tensor.key.name]
                 codec.decode_add(frame, total, float(row[source]))
         return sums
 
@@ -92,7 +100,7 @@ class _Coded(CompressedGossip):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Gossip.load_state_dict`."""
-        sizes = {one.key.name: one.key.numel for one in self.layout.large}
+        sizes = {tensor.key.name: tensor.key.numel for tensor in self.layout.large}
         kept = {kind: arrays_like(state, kind, sizes) for kind in self.kinds}
         super().load_state_dict(state)
         self._kept = kept
@@ -154,18 +162,23 @@ class Choco(_Coded):
 
     def _encode(self, x: FloatArray) -> ByteArray:
         kept = self._kept["x_hat"]
-        frames = [self._frame(one, one.of(x) - kept[one.key.name]) for one in self.layout.large]
+        frames = [
+            self._frame(tensor, tensor.of(x) - kept[tensor.key.name])
+            for tensor in self.layout.large
+        ]
         return np.concatenate(frames) if frames else np.empty(0, np.uint8)
 
     def _mix(
-        self, x: FloatArray, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]
+        self, x: FloatArray, row: Row, own_body: ByteArray, bodies: Mapping[int, ByteArray]
     ) -> None:
-        sums = self._sums(row, own, bodies)
-        for one, frame, total in zip(self.layout.large, self._frames(own), sums, strict=True):
-            x_hat, s = self._kept["x_hat"][one.key.name], self._kept["s"][one.key.name]
-            x_hat += self._decode(one, frame)
+        sums = self._sums(row, own_body, bodies)
+        for tensor, frame, total in zip(
+            self.layout.large, self._frames(own_body), sums, strict=True
+        ):
+            x_hat, s = self._kept["x_hat"][tensor.key.name], self._kept["s"][tensor.key.name]
+            x_hat += self._decode(tensor, frame)
             s += total
-            one.of(x)[:] += np.float32(self._gamma) * (s - x_hat)
+            tensor.of(x)[:] += np.float32(self._gamma) * (s - x_hat)
 
 
 class QuantizedPushSum(Choco):
@@ -215,14 +228,14 @@ class QuantizedPushSum(Choco):
     def _frames(self, body: ByteArray) -> list[ByteArray]:
         return super()._frames(body[_WEIGHT_BYTES:])
 
-    def _mixed_small(self, own: FloatArray, total: FloatArray) -> FloatArray:
-        return own + np.float32(self._gamma) * (total - own)
+    def _mixed_small(self, small: FloatArray, total: FloatArray) -> FloatArray:
+        return small + np.float32(self._gamma) * (total - small)
 
     def _mix(
-        self, x: FloatArray, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]
+        self, x: FloatArray, row: Row, own_body: ByteArray, bodies: Mapping[int, ByteArray]
     ) -> None:
         weights = {source: _weight_in(body, source) for source, body in bodies.items()}
-        super()._mix(x, row, own, bodies)
+        super()._mix(x, row, own_body, bodies)
         weights[self.rank] = self.weight
         total = sum(float(row[source]) * weights[source] for source in sorted(weights))
         self.weight += self._gamma * (total - self.weight)
@@ -261,31 +274,33 @@ class DeepSqueeze(_Coded):
 
     def _encode(self, x: FloatArray) -> ByteArray:
         frames = []
-        for one in self.layout.large:
-            delta = self._kept["delta"][one.key.name]
-            delta += one.of(x)
-            frames.append(self._frame(one, delta))
+        for tensor in self.layout.large:
+            delta = self._kept["delta"][tensor.key.name]
+            delta += tensor.of(x)
+            frames.append(self._frame(tensor, delta))
         return np.concatenate(frames) if frames else np.empty(0, np.uint8)
 
     def _mix(
-        self, x: FloatArray, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]
+        self, x: FloatArray, row: Row, own_body: ByteArray, bodies: Mapping[int, ByteArray]
     ) -> None:
-        sums = self._sums(row, own, bodies)
-        for one, frame, total in zip(self.layout.large, self._frames(own), sums, strict=True):
-            sent = self._decode(one, frame)
-            self._kept["delta"][one.key.name] -= sent
-            one.of(x)[:] += np.float32(self._gamma) * (total - sent)
+        sums = self._sums(row, own_body, bodies)
+        for tensor, frame, total in zip(
+            self.layout.large, self._frames(own_body), sums, strict=True
+        ):
+            sent = self._decode(tensor, frame)
+            self._kept["delta"][tensor.key.name] -= sent
+            tensor.of(x)[:] += np.float32(self._gamma) * (total - sent)
 
 
-def _codec_of(codec: str | Mapping[str, str], one: Tensor) -> Codec:
+def _codec_of(codec: str | Mapping[str, str], tensor: Tensor) -> Codec:
     if isinstance(codec, str):
         return get_codec(codec)
-    if one.key.name not in codec:
+    if tensor.key.name not in codec:
         raise SpecError(
-            f"no codec is given for '{one.key.name}'; give one for each tensor of two or more "
+            f"no codec is given for '{tensor.key.name}'; give one for each tensor of two or more "
             "dimensions, or a single spec"
         )
-    return get_codec(codec[one.key.name])
+    return get_codec(codec[tensor.key.name])
 
 
 def _check_static(topology: Topology, algorithm: str) -> None:

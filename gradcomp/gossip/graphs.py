@@ -98,9 +98,9 @@ def from_edges(
             raise TopologyError(
                 f"the edge ({sender}, {receiver}) must join two ranks in [0, {world_size})"
             )
-        for one, other in [(sender, receiver), *([] if directed else [(receiver, sender)])]:
-            if other not in out[one]:
-                out[one].append(other)
+        for source, target in [(sender, receiver), *([] if directed else [(receiver, sender)])]:
+            if target not in out[source]:
+                out[source].append(target)
     return _topology(name, [[sorted(peers) for peers in out]], weights)
 
 
@@ -117,7 +117,7 @@ def watts_strogatz(
     seed: int = 0,
     weights: str = "auto",
 ) -> Topology:
-    """A small-world graph: a ring lattice whose edges are rewired at random.
+    """A small-world graph: a ring lattice with edges that are rewired at random.
 
     Watts, Strogatz: "Collective dynamics of 'small-world' networks" (Nature 1998). Deviation:
     graphs that are not connected are drawn again.
@@ -298,8 +298,8 @@ def _rewired(
 
 def _is_connected(n: int, edges: Iterable[tuple[int, int]]) -> bool:
     group = list(range(n))
-    for one, other in edges:
-        old, new = group[one], group[other]
+    for first, second in edges:
+        old, new = group[first], group[second]
         group = [new if member == old else member for member in group]
     return len(set(group)) == 1
 

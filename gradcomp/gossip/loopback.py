@@ -28,7 +28,9 @@ def run_gossip(rounds: Sequence[GossipRound]) -> None:
         if not open_requests:
             return
         for rank, request in enumerate(open_requests):
-            senders = [other for other, one in enumerate(open_requests) if rank in one.messages]
+            senders = [
+                sender for sender, sending in enumerate(open_requests) if rank in sending.messages
+            ]
             if senders != sorted(request.sources):
                 raise ProtocolError(
                     f"in '{request.name}' rank {rank} expects messages from ranks {list(request.sources)}, "
@@ -39,8 +41,8 @@ def run_gossip(rounds: Sequence[GossipRound]) -> None:
             }
 
 
-def _advance(one: GossipRound, reply: dict[int, ByteArray] | None) -> Exchange | None:
+def _advance(round_: GossipRound, reply: dict[int, ByteArray] | None) -> Exchange | None:
     try:
-        return next(one) if reply is None else one.send(reply)
+        return next(round_) if reply is None else round_.send(reply)
     except StopIteration:
         return None

@@ -79,18 +79,18 @@ class Moniqua(CompressedGossip):
         """Largest error of a restored value, if peers differ by less than theta."""
 
     def _body_size(self) -> int:
-        return sum(-(-one.key.numel * self._bits // 8) for one in self.layout.large)
+        return sum(-(-tensor.key.numel * self._bits // 8) for tensor in self.layout.large)
 
     def _encode(self, x: FloatArray) -> ByteArray:
-        packed = [self._pack(self._codes(one, x)) for one in self.layout.large]
+        packed = [self._pack(self._codes(tensor, x)) for tensor in self.layout.large]
         return np.concatenate(packed) if packed else np.empty(0, np.uint8)
 
-    def _codes(self, one: Tensor, x: FloatArray) -> npt.NDArray[np.uint8]:
+    def _codes(self, tensor: Tensor, x: FloatArray) -> npt.NDArray[np.uint8]:
         points = 1 << self._bits
-        at = one.of(x).astype(np.float64) / self.modulus * points
+        at = tensor.of(x).astype(np.float64) / self.modulus * points
         if self._stochastic:
-            stream = derive_stream(self._seed, self._step, one.key.tensor_id)
-            at += (_core.uniform_signed(stream, one.key.numel).astype(np.float64) + 1) / 2
+            stream = derive_stream(self._seed, self._step, tensor.key.tensor_id)
+            at += (_core.uniform_signed(stream, tensor.key.numel).astype(np.float64) + 1) / 2
         else:
             at += 0.5
         with np.errstate(invalid="ignore"):  # NaN and Inf get any code
@@ -107,12 +107,12 @@ class Moniqua(CompressedGossip):
         padded[:, 8 - self._bits :] = planes
         return np.packbits(padded, axis=1).reshape(-1)
 
-    def _offsets(self, data: ByteArray, one: Tensor, x: FloatArray) -> npt.NDArray[np.float64]:
+    def _offsets(self, data: ByteArray, tensor: Tensor, x: FloatArray) -> npt.NDArray[np.float64]:
         """x'_j - x_i, in [-B/2, B/2)."""
-        values = self._unpack(data, one.key.numel) * (self.modulus / (1 << self._bits))
+        values = self._unpack(data, tensor.key.numel) * (self.modulus / (1 << self._bits))
         half = self.modulus / 2
         offsets: npt.NDArray[np.float64] = (
-            np.mod(values - one.of(x).astype(np.float64) + half, self.modulus) - half
+            np.mod(values - tensor.of(x).astype(np.float64) + half, self.modulus) - half
         )
         return offsets
 
@@ -120,16 +120,16 @@ class Moniqua(CompressedGossip):
         self,
         x: FloatArray,
         row: np.ndarray[Any, np.dtype[np.float64]],
-        own: ByteArray,
+        own_body: ByteArray,
         bodies: Mapping[int, ByteArray],
     ) -> None:
         begin = 0
-        for one in self.layout.large:
-            end = begin - (-one.key.numel * self._bits // 8)
-            mine = self._offsets(own[begin:end], one, x)
-            change = np.zeros(one.key.numel)
+        for tensor in self.layout.large:
+            end = begin - (-tensor.key.numel * self._bits // 8)
+            mine = self._offsets(own_body[begin:end], tensor, x)
+            change = np.zeros(tensor.key.numel)
             for source in sorted(bodies):
-                theirs = self._offsets(bodies[source][begin:end], one, x)
+                theirs = self._offsets(bodies[source][begin:end], tensor, x)
                 change += row[source] * (theirs - mine)
-            one.of(x)[:] += (self._gamma * change).astype(np.float32)
+            tensor.of(x)[:] += (self._gamma * change).astype(np.float32)
             begin = end

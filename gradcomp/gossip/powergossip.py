@@ -25,17 +25,17 @@ _P, _Q = "p", "q"
 class PowerGossip(Gossip):
     """Both ends of an edge estimate a low-rank part of their difference and move towards each other.
 
-    ::
-
-        in <- orthonormal(in);  out <- (M_high - M_low)^T in;  M <- M -+ W_ij gamma in out^T
-
-    with in = p, out = q in even iterations and the roles (and the transpose) swapped in odd ones:
-    out of one iteration is in of the next, as in a power method. "high" and "low" are the ends of
-    larger and smaller rank. A rank sends M^T in; both ends compute the difference alike, so they
-    hold the same p and q, bit for bit.
-
     Vogels, Karimireddy, Jaggi: "Practical Low-Rank Communication Compression in Decentralized Deep
-    Learning" (NeurIPS 2020), algorithm 1.
+    Learning" (NeurIPS 2020), algorithm 1. For each edge and each matrix X, in an even iteration:
+
+    1. ``p = orthonormal(p)``: the p of the last iteration; random at first, or always if not
+       ``warm_start``. With ``round_weights``: ``p = sign(p) / sqrt(length)``.
+    2. Each end sends ``X^T p`` of its X to the other.
+    3. ``q = X_high^T p - X_low^T p``, for the ends of higher and lower rank: the same bits at both ends.
+    4. ``X = X - W_ij gamma p q^T`` at the end of higher rank, ``X = X + W_ij gamma p q^T`` at the other.
+
+    An odd iteration has p and q swapped, and X transposed, as in a power method: it begins with the q of
+    step 3. A round has ``num_iterations`` of them.
 
     Args:
         topology: symmetric and doubly stochastic; it may change with the step: factors belong to
@@ -44,9 +44,8 @@ class PowerGossip(Gossip):
         shapes: the tensors' shapes by name; a matrix is [shape[0], rest].
         compression_rank: rank of the factors, at least 1; limited by the smaller side of a matrix.
         num_iterations: exchanges in a round, at least 1.
-        warm_start: use the last out as the next in; otherwise draw in anew each time.
-        round_weights: take sign(in) / sqrt(length) instead of an orthonormal in; needs
-            compression_rank 1.
+        warm_start: start an iteration from the factor of the last one, not from random numbers.
+        round_weights: take the factor's signs, see step 1; needs compression_rank 1.
         gamma: step size in (0, 2]; 1 in the paper, without tuning.
         seed: seed of the first factors; the same on every rank.
 
@@ -115,7 +114,9 @@ class PowerGossip(Gossip):
                 peer: np.concatenate([as_bytes(dense), *map(as_bytes, of_peer)])
                 for peer, of_peer in products.items()
             }
-            nbytes = dense.nbytes + 4 * sum(self._size(self._out, one) for one in self.layout.large)
+            nbytes = dense.nbytes + 4 * sum(
+                self._size(self._out, tensor) for tensor in self.layout.large
+            )
             replies = yield from self.exchange(f".{at}", messages, peers.in_, nbytes)
             if at == 0:
                 mixed = small * np.float32(row[self.rank])
@@ -135,39 +136,39 @@ class PowerGossip(Gossip):
     def _out(self) -> str:
         return _Q if self._iteration % 2 == 0 else _P
 
-    def _size(self, kind: str, one: Tensor) -> int:
-        rows, cols = matrix_shape(one.key.shape)
+    def _size(self, kind: str, tensor: Tensor) -> int:
+        rows, cols = matrix_shape(tensor.key.shape)
         return min(self._rank, rows, cols) * (rows if kind == _P else cols)
 
     def _products(self, x: FloatArray, peer: int) -> list[FloatArray]:
         """This rank's term of out, for each large tensor."""
         products = []
-        for one in self.layout.large:
-            rows, cols = shape = matrix_shape(one.key.shape)
-            known = self._known(peer, one)
+        for tensor in self.layout.large:
+            rows, cols = shape = matrix_shape(tensor.key.shape)
+            known = self._known(peer, tensor)
             if self._round_weights:
                 known[:] = np.where(known < 0, -1, 1) / np.sqrt(known.size)
             else:
                 _core.orthonormalize(known, min(self._rank, rows, cols), "gram_schmidt")
-            out = np.empty(self._size(self._out, one), np.float32)
+            out = np.empty(self._size(self._out, tensor), np.float32)
             multiply = _core.multiply_transposed if self._in == _P else _core.multiply
-            multiply(one.of(x).reshape(shape), None, known, out)
+            multiply(tensor.of(x).reshape(shape), None, known, out)
             products.append(out)
         return products
 
-    def _known(self, peer: int, one: Tensor) -> FloatArray:
+    def _known(self, peer: int, tensor: Tensor) -> FloatArray:
         """The factor of the last iteration, or else random numbers, equal at both ends."""
-        factors, key = self._factors[self._in], f"{peer}/{one.key.name}"
+        factors, key = self._factors[self._in], f"{peer}/{tensor.key.name}"
         if key not in factors or not self._warm_start:
-            factors[key] = self.draw(peer, one)
+            factors[key] = self.draw(peer, tensor)
         return factors[key]
 
-    def draw(self, peer: int, one: Tensor) -> FloatArray:
+    def draw(self, peer: int, tensor: Tensor) -> FloatArray:
         """A random factor for an edge in this iteration."""
         low, high = sorted((self.rank, peer))
         edge = derive_stream(self._seed, low, high)
-        stream = derive_stream(edge, self._iteration, one.key.tensor_id)
-        return _core.uniform_signed(stream, self._size(self._in, one))
+        stream = derive_stream(edge, self._iteration, tensor.key.tensor_id)
+        return _core.uniform_signed(stream, self._size(self._in, tensor))
 
     def _move(
         self,
@@ -179,16 +180,16 @@ class PowerGossip(Gossip):
     ) -> None:
         is_high = self.rank > peer
         begin = 0
-        for one, mine in zip(self.layout.large, products, strict=True):
+        for tensor, mine in zip(self.layout.large, products, strict=True):
             theirs = np.frombuffer(reply[begin : begin + mine.nbytes].tobytes(), np.float32)
             begin += mine.nbytes
             with np.errstate(over="ignore", invalid="ignore"):
                 out = mine - theirs if is_high else theirs - mine
                 step = np.float32((-weight if is_high else weight) * self._gamma) * out
-            key = f"{peer}/{one.key.name}"
+            key = f"{peer}/{tensor.key.name}"
             self._factors[self._out][key] = out
             factors = {self._in: self._factors[self._in][key], self._out: step}
-            matrix = one.of(x).reshape(matrix_shape(one.key.shape))
+            matrix = tensor.of(x).reshape(matrix_shape(tensor.key.shape))
             _core.outer(factors[_P], factors[_Q], added=matrix)
             # Factors must stay finite; the matrices keep NaN and Inf.
             _core.zero_nonfinite(out)
@@ -204,7 +205,7 @@ class PowerGossip(Gossip):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Gossip.load_state_dict`."""
         check_mapping(state)
-        tensors = {one.key.name: one for one in self.layout.large}
+        tensors = {tensor.key.name: tensor for tensor in self.layout.large}
         kept = {}
         for kind in (_P, _Q):
             sizes = {}

@@ -103,17 +103,17 @@ class Topology:
     @cached_property
     def is_symmetric(self) -> bool:
         """Whether any two ranks give each other's values the same weight, in every round."""
-        return all(np.allclose(one, one.T, atol=_TOLERANCE) for one in self._matrices)
+        return all(np.allclose(matrix, matrix.T, atol=_TOLERANCE) for matrix in self._matrices)
 
     @cached_property
     def is_column_stochastic(self) -> bool:
         """Whether columns add up to 1, so that mixing keeps the sum; push-sum needs this."""
-        return all(np.allclose(one.sum(0), 1, atol=_TOLERANCE) for one in self._matrices)
+        return all(np.allclose(matrix.sum(0), 1, atol=_TOLERANCE) for matrix in self._matrices)
 
     @cached_property
     def is_doubly_stochastic(self) -> bool:
         """Whether rows add up to 1, too, so that mixing keeps the average without push-sum."""
-        rows = all(np.allclose(one.sum(1), 1, atol=_TOLERANCE) for one in self._matrices)
+        rows = all(np.allclose(matrix.sum(1), 1, atol=_TOLERANCE) for matrix in self._matrices)
         return rows and self.is_column_stochastic
 
     def spectral_gap(self, *, signed: bool = False) -> float:
@@ -194,8 +194,8 @@ def mixing_matrix(
         part = edges / (1 + np.maximum(sent, sent[:, None]))
     else:
         part = edges * _best_constant(np.diag(sent) - edges)
-    own: Matrix = np.diag(1 - part.sum(0))
-    return part + own
+    diagonal: Matrix = np.diag(1 - part.sum(0))
+    return part + diagonal
 
 
 def _best_constant(laplacian: Matrix) -> float:

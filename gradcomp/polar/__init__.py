@@ -6,7 +6,7 @@ encoder decompresses. docs/polar.md explains how, and why it works.
 Indices are natural: of the transform's input and output. Decisions are made in bit-reversed order.
 Arrays may have any leading dimensions; each row of the last dimension is a block, and blocks are
 shared among the threads of the core. The same arguments give the same results at any number of
-threads; a machine whose ``exp`` rounds differently may decide a tie differently.
+threads; a machine with an ``exp`` that rounds differently may decide a tie differently.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class PolarCode:
         seed: seed of ``"mc"``, from 0 to 2^64 - 1.
         trials: words transmitted by ``"mc"``, from 1 to 1000000. Time is proportional to it.
 
-    Deviation: ``"bhattacharyya"`` treats shortened positions as transmitted, as in the public code
-    whose sets it reproduces; the others treat them as known.
+    Deviation: ``"bhattacharyya"`` treats shortened positions as transmitted, as in the public code:
+    its sets are the same. The others treat them as known.
 
     Attributes:
         N, K, construction, design_snr_db, rate: as above.

@@ -15,7 +15,7 @@ def make_buckets(
     Args:
         tensors: name, kind and size in bytes of each. A tensor without a kind (None) is alone.
         limit: bytes, at least 0. A bucket ends with the tensor that brings it to this size; with 0
-            every tensor has a bucket of its own.
+            every tensor has its own bucket.
 
     Returns:
         The names in each bucket: those of the first kind first, and tensors without a kind last.

@@ -109,7 +109,7 @@ class Collector:
         policy = pipeline.policy
         if policy.measures:
             before = pipeline.resolve_all(self._tensors).values()
-            groups = [one.group for one in before if one.group is not None]
+            groups = [decided.group for decided in before if decided.group is not None]
             decisions = self._driver.run(policy.begin_step(groups, self._ended, self._clock()))
             pipeline.stats.decisions = policy.decisions
         self._resolved = pipeline.resolve_all(self._tensors)
@@ -190,7 +190,7 @@ class Collector:
             grad: C-contiguous float32 of the tensor's shape.
             dense_bytes: the gradient's uncompressed size.
             arrives: waits for the gradient's elements, which a device is still copying to the host.
-                The bucket's round then begins with `Driver.release`. None: they are there.
+                The bucket's round then begins with `Driver.release`. None: they are on the host already.
             beside: a thread begins the bucket's round while the caller goes on, if this gradient is
                 the bucket's last. The caller must call `settle` before its script can make requests
                 of the engine.
@@ -266,9 +266,9 @@ class Collector:
         """Average the measured groups one after the other, each after a barrier of all ranks."""
         self._driver.finish_all()
         for group, waiting in sorted(self._measured.items()):
-            resolved = {name: one for name, one in self._resolved.items() if name in waiting}
-            for one in waiting.values():
-                for arrives in one.arriving:
+            resolved = {name: tensor for name, tensor in self._resolved.items() if name in waiting}
+            for tensor in waiting.values():
+                for arrives in tensor.arriving:
                     arrives()
             self._driver.run(_barrier())
             began = self._clock()
@@ -285,7 +285,7 @@ class Collector:
     def _start(self, bucket: tuple[str, ...], beside: bool = False) -> None:
         waiting = self._waiting.pop(bucket)
         # In the bucket's order, which is the same on every rank; the order of arrival may differ.
-        # A tensor whose step lags behind may have an aggregator of another bucket in this step.
+        # A tensor with a step that lags behind may have an aggregator of another bucket in this step.
         parts: dict[Hashable, dict[str, FloatArray]] = {}
         for name in bucket:
             if name in waiting.grads:
@@ -314,7 +314,7 @@ class Collector:
 def _after(
     arriving: Sequence[Callable[[], None]], label: str, begin: Callable[[], BucketRound]
 ) -> BucketRound:
-    """A round whose gradients are still on their way to the host."""
+    """A round with gradients that are still on their way to the host."""
 
     def wait() -> None:
         for arrives in arriving:

@@ -62,14 +62,16 @@ class Controls(Checkpointed):
         return self.pipeline.stats
 
     def decide_again(self) -> None:
-        """Forget the decisions of the policy ``auto``, and measure anew; on all ranks at once."""
+        """Forget the decisions of the policy ``auto``, and measure again; on all ranks at once."""
         self.pipeline.decide_again()
 
     @cached_property
     def _checkpoints(self) -> Checkpoints:
-        one = self.pipeline
-        text = one.config.digest_text()
-        return Checkpoints(one.rank, one.world_size, one.ranks_per_node, text, self._gather_bytes)
+        pipeline = self.pipeline
+        text = pipeline.config.digest_text()
+        return Checkpoints(
+            pipeline.rank, pipeline.world_size, pipeline.ranks_per_node, text, self._gather_bytes
+        )
 
     def _state_to_save(self) -> Mapping[str, Any]:
         return self.pipeline.state_dict()
@@ -85,5 +87,5 @@ class Controls(Checkpointed):
 
     def _report(self, decisions: Sequence[Decision]) -> None:
         if self.pipeline.rank == 0:
-            for one in decisions:
-                print(f"gradcomp: policy auto: {one}", file=sys.stderr, flush=True)
+            for decision in decisions:
+                print(f"gradcomp: policy auto: {decision}", file=sys.stderr, flush=True)

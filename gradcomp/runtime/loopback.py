@@ -35,7 +35,7 @@ class Loopback:
     """Averages gradients of ``world_size`` ranks in one process, exactly as engines do.
 
     Args:
-        config: a configuration, or a spec string for all tensors. Each rank is a node of its own,
+        config: a configuration, or a spec string for all tensors. Each rank is a separate node,
             unless ``compress.ranks_per_node`` says otherwise.
         world_size: number of ranks, at least 1.
 
@@ -96,7 +96,7 @@ class Loopback:
 
         Raises:
             ValueError: a tensor has another number of gradients than there are ranks.
-            TypeError: a gradient is no float tensor in CPU memory.
+            TypeError: a gradient is not a float tensor in CPU memory.
             ProtocolError: the ranks' pipelines have states of different steps.
         """
         arrays: dict[str, list[FloatArray]] = {}
@@ -112,7 +112,7 @@ class Loopback:
         comparisons = [pipeline.comparison for pipeline in self.ranks]
         first, *others = comparisons
         if first.needed:
-            first.check(np.concatenate([one.text() for one in comparisons]))
+            first.check(np.concatenate([comparison.text() for comparison in comparisons]))
             for other in others:
                 other.go_on()
         averages: dict[str, list[FloatArray]] = {name: [] for name in grads}
@@ -157,11 +157,11 @@ def lockstep(
     Raises:
         ProtocolError: the ranks make different requests; the message names each rank's request.
     """
-    outcomes = [_advance(one, None) for one in rounds]
+    outcomes = [_advance(round_, None) for round_ in rounds]
     while not isinstance(outcomes[0], _Ended):
         yield
         replies = _replies(outcomes, ranks_per_node)
-        outcomes = [_advance(one, reply) for one, reply in zip(rounds, replies, strict=True)]
+        outcomes = [_advance(round_, reply) for round_, reply in zip(rounds, replies, strict=True)]
     _check_equal(outcomes)
     return [outcome.result for outcome in outcomes if isinstance(outcome, _Ended)]
 
@@ -172,10 +172,10 @@ class _Ended(Generic[_Result]):
 
 
 def _advance(
-    one: Generator[Request | Ready, Any, _Result], reply: Any
+    round_: Generator[Request | Ready, Any, _Result], reply: Any
 ) -> Request | _Ended[_Result]:
     try:
-        return advance(one, reply)
+        return advance(round_, reply)
     except StopIteration as stop:
         return _Ended(stop.value)
 

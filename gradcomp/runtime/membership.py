@@ -50,7 +50,7 @@ def placed(state: State, rank: int, world_size: int) -> State:
 
 
 def moved(pipeline: Pipeline, state: State, epoch: int | None = None) -> Pipeline:
-    """A process's compression at the rank and size of a state of its own.
+    """A process's compression, moved to the rank and size in its state.
 
     Args:
         pipeline: the compression so far; its statistics go on.

@@ -130,7 +130,7 @@ class Pipeline:
         self._peer_device = device
         self._begin(self.epoch)
 
-    # Copies and pickles: configuration and state. Statistics begin anew.
+    # Copies and pickles: configuration and state. Statistics start from zero.
 
     def __getstate__(self) -> dict[str, Any]:
         copied = {name: value for name, value in vars(self).items() if name in _COPIED}
@@ -143,14 +143,14 @@ class Pipeline:
 
     def mismatch(self, rank: int, world_size: int, ranks_per_node: int) -> str | None:
         """Why a copy, made elsewhere, cannot continue as this rank; None if it can."""
-        own = (self.rank, self.world_size, self.ranks_per_node)
-        here = (rank, world_size, ranks_per_node if self.config.compress.two_level else 1)
-        if own == here:
+        copied = (self.rank, self.world_size, self.ranks_per_node)
+        place = (rank, world_size, ranks_per_node if self.config.compress.two_level else 1)
+        if copied == place:
             return None
         return (
             f"this is a copy of the compressor of rank {self.rank} of {self.world_size} with "
             f"{self.ranks_per_node} ranks in a node, and this is rank {rank} of {world_size} with "
-            f"{here[2]}: make a new one, and give load_state_dict the list of all ranks' states"
+            f"{place[2]}: make a new one, and give load_state_dict the list of all ranks' states"
         )
 
     def keep_stats(self, stats: Stats) -> None:
@@ -198,7 +198,7 @@ class Pipeline:
         self._state.rates.set(lr)
 
     def set_loss_scale(self, scale: float) -> None:
-        """Begin a step of mixed precision, whose loss is multiplied by ``scale``.
+        """Begin a step of mixed precision with a loss that is multiplied by ``scale``.
 
         Every rank must call it before every step, with the same value, and before `state_dict`.
         Memories follow a change of scale. A smaller scale than in the last step means that all
@@ -237,7 +237,7 @@ class Pipeline:
         return resolved.dense and not self._state.has_residual(resolved.key.name)
 
     def waits_dense(self, resolved: Resolved) -> bool:
-        """As `sends_dense`, of a tensor whose algorithm begins in a later step."""
+        """As `sends_dense`, of a tensor with an algorithm that begins in a later step."""
         name = resolved.key.name
         waits = self._state.step(name) < resolved.aggregator.start_step
         return waits and not self._state.has_residual(name)
@@ -264,15 +264,15 @@ class Pipeline:
             resolved: the decisions about all tensors, in the order of the model.
 
         Returns:
-            The names in each bucket, last tensors first, as in a backward pass. Tensors whose
-            aggregators share a bucket form buckets of about ``compress.bucket_bytes`` bytes. Every
+            The names in each bucket, last tensors first, as in a backward pass. Tensors with
+            aggregators that share a bucket form buckets of about ``compress.bucket_bytes`` bytes. Every
             other tensor is alone.
         """
         tensors = []
-        for name, one in reversed(list(resolved.items())):
-            aggregator = one.bucket_aggregator
+        for name, tensor in reversed(list(resolved.items())):
+            aggregator = tensor.bucket_aggregator
             kind = None if aggregator is None else aggregator.bucket
-            tensors.append((name, kind, 4 * one.key.numel))
+            tensors.append((name, kind, 4 * tensor.key.numel))
         return make_buckets(tensors, self.config.compress.bucket_bytes)
 
     # Rounds.
@@ -385,7 +385,7 @@ class Pipeline:
 
     def state_dict(self) -> State:
         """This rank's state, with copies of its arrays; `State` lists the keys."""
-        decisions = [one.to_state() for one in self.policy.decisions]
+        decisions = [decision.to_state() for decision in self.policy.decisions]
         return {**self._state.to_dict(), "decisions": decisions}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -406,7 +406,7 @@ class Pipeline:
         decisions = self._state.load(state)
         self.comparison.fresh = True
         if self.policy.measures:
-            self.policy.restart(Decision.from_state(one) for one in decisions)
+            self.policy.restart(Decision.from_state(decision) for decision in decisions)
             self.stats.decisions = self.policy.decisions
 
 
@@ -430,5 +430,5 @@ def _room_beside(grad: FloatArray) -> FloatArray:
     return room(grad.size) if device is HOST else device.zeros(grad.size)
 
 
-def _listed(one: Round) -> BucketRound:
-    return [(yield from one)]
+def _listed(round_: Round) -> BucketRound:
+    return [(yield from round_)]

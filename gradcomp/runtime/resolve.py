@@ -117,7 +117,7 @@ class Resolver:
         return self._epoch
 
     def forget(self) -> None:
-        """Drop all cached decisions, because a policy has changed some of its own."""
+        """Drop all cached decisions, because a policy has changed some of its decisions."""
         self._lasting.clear()
 
     def ranks_of(self, exchange: str) -> int:
@@ -150,7 +150,7 @@ class Resolver:
         if choices:
             values["exchange: auto"] = repr(choices)
         if self._policy is not None:
-            decisions = [one.to_state() for one in self._policy.decisions.values()]
+            decisions = [decision.to_state() for decision in self._policy.decisions.values()]
             values["decisions of the policy"] = repr(decisions)
         return values
 

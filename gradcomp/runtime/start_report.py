@@ -53,16 +53,16 @@ class Coverage:
     def of(cls, config: Config, resolved: Mapping[str, Resolved]) -> Coverage:
         """The coverage of tensors, by the decisions about their first step."""
         result = cls()
-        for name, one in resolved.items():
+        for name, tensor in resolved.items():
             result.tensors += 1
-            result.elements += one.key.numel
-            if not isinstance(one.aggregator, Dense | DenseMomentum):
+            result.elements += tensor.key.numel
+            if not isinstance(tensor.aggregator, Dense | DenseMomentum):
                 continue
-            reason = _reason(config, name, one)
+            reason = _reason(config, name, tensor)
             tensors, elements = result.left.get(reason, (0, 0))
-            result.left[reason] = tensors + 1, elements + one.key.numel
+            result.left[reason] = tensors + 1, elements + tensor.key.numel
             if not reason.startswith("compress."):
-                result.unasked += one.key.numel
+                result.unasked += tensor.key.numel
         return result
 
     @property
@@ -105,7 +105,7 @@ class StartReport:
 
     def begin(self, resolved: Mapping[str, Resolved]) -> None:
         """Report on the tensors of the model, before the first gradient; empty if unknown."""
-        alone = [one for one in resolved.values() if isinstance(one.aggregator, Alone)]
+        alone = [tensor for tensor in resolved.values() if isinstance(tensor.aggregator, Alone)]
         if alone:
             _log.info(
                 "gradcomp: this rank is alone: it sends nothing, and does not compress %d of %d tensors, "

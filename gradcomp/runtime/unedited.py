@@ -189,7 +189,7 @@ def _parse(
         dest="module",
         metavar="MODULE",
         nargs=argparse.REMAINDER,
-        help="in place of a script, as with python -m: the module and its arguments",
+        help="instead of a script, as with python -m: the module and its arguments",
     )
     parser.add_argument("script", nargs="?", help="the Python script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")

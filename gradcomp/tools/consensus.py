@@ -76,7 +76,7 @@ class Run:
 
     def bits_to(self, distance: float) -> float | None:
         """Bits sent by a rank when the distance is first at most ``distance``; None if it never is."""
-        return next((one.bits for one in self.points if one.distance <= distance), None)
+        return next((point.bits for point in self.points if point.distance <= distance), None)
 
 
 def _normal(rng: np.random.Generator, size: int) -> FloatArray:
@@ -181,12 +181,12 @@ def _points(ranks: Sequence[Gossip], data: Sequence[FloatArray], steps: int) -> 
     every = max(1, steps // _POINTS)
     with np.errstate(all="ignore"):  # runs may diverge
         for step in range(1, steps + 1):
-            run_gossip([one.round(x) for one, x in zip(ranks, values, strict=True)])
+            run_gossip([algorithm.round(x) for algorithm, x in zip(ranks, values, strict=True)])
             if step % every and step < steps:
                 continue
             distance = _distance(values) / first if first else 0.0
-            bits = sum(one.traffic.bits for one in ranks) / len(ranks)
-            messages = sum(one.traffic.messages for one in ranks) / len(ranks)
+            bits = sum(algorithm.traffic.bits for algorithm in ranks) / len(ranks)
+            messages = sum(algorithm.traffic.messages for algorithm in ranks) / len(ranks)
             yield Point(step, bits, messages, distance)
             if not distance < 1e6:
                 return
@@ -230,12 +230,12 @@ def plot(runs: Sequence[Run], title: str, path: Path) -> None:
     for index, run in enumerate(best(runs)):
         color = f"C{index}"
         label = f"{run.algorithm}, gamma {run.gamma:g}"
-        points = [one for one in run.points if one.bits > 0]
-        distances = [max(one.distance, 1e-9) for one in points]
-        left.plot([one.bits for one in points], distances, color=color, label=label)
-        tried = [one for one in runs if one.algorithm == run.algorithm]
-        ends = [min(max(one.final.distance, 1e-9), 1e3) for one in tried]
-        right.plot([one.gamma for one in tried], ends, "o-", color=color, markersize=3)
+        points = [point for point in run.points if point.bits > 0]
+        distances = [max(point.distance, 1e-9) for point in points]
+        left.plot([point.bits for point in points], distances, color=color, label=label)
+        tried = [other for other in runs if other.algorithm == run.algorithm]
+        ends = [min(max(other.final.distance, 1e-9), 1e3) for other in tried]
+        right.plot([other.gamma for other in tried], ends, "o-", color=color, markersize=3)
     left.set(xlabel="bits sent by a rank", ylabel="consensus distance", title=title)
     right.set(xlabel="step size gamma", ylabel="distance at the end", title="step sizes")
     for axes in (left, right):

@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part that `gradcomp.tools.probes` tries, if its packages are there."""
+    """A part that `gradcomp.tools.probes` tries, if its packages are installed."""
 
     name: str
     probe: str

@@ -60,7 +60,7 @@ class StepBytes:
     @classmethod
     def total(cls, parts: Sequence[StepBytes]) -> StepBytes:
         """The sum of ``parts``."""
-        names = [one.name for one in fields(StepBytes)]
+        names = [field.name for field in fields(StepBytes)]
         return StepBytes(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
     @property
@@ -157,8 +157,8 @@ def model_run(
 ) -> ModelRun:
     """Average ``steps`` gradients of ``shapes`` over ``workers`` ranks, after all warm-ups.
 
-    Each rank's gradient is a standard normal tensor that all ranks share plus one of its own, both
-    drawn for each step from ``config.seed``.
+    Each rank's gradient is a standard normal tensor that all ranks share plus a tensor that no other has,
+    both drawn for each step from ``config.seed``.
 
     Args:
         every: number of local steps in each round: bytes and time are those of an inner step.
@@ -203,7 +203,7 @@ def model_run(
         vnmse += error / norm / steps
 
     inner_steps = steps * every
-    stats = [one for loop in loops.values() for one in loop.stats]
+    stats = [stats_of_rank for loop in loops.values() for stats_of_rank in loop.stats]
     return ModelRun(
         workers=workers,
         steps=steps,
@@ -212,7 +212,8 @@ def model_run(
             for rule, names in members.items()
         ),
         vnmse=vnmse,
-        node_bytes=sum(one.node_bytes for one in stats) / (workers * inner_steps),
+        node_bytes=sum(stats_of_rank.node_bytes for stats_of_rank in stats)
+        / (workers * inner_steps),
         seconds_per_step=seconds / inner_steps,
     )
 
@@ -228,11 +229,11 @@ def _rule_bytes(
     rank, workers = loop.ranks[0], len(loop.ranks)
     dense = {
         name
-        for name, one in rank.resolve_all(shapes).items()
-        if isinstance(one.aggregator, Dense | DenseMomentum)
+        for name, tensor in rank.resolve_all(shapes).items()
+        if isinstance(tensor.aggregator, Dense | DenseMomentum)
     }
     numel, dense_numel = _numel(shapes.values()), _numel(shapes[name] for name in dense)
-    sent = sum(one.total_bytes for one in loop.stats) / (workers * steps)
+    sent = sum(stats.total_bytes for stats in loop.stats) / (workers * steps)
     rule = config.resolve(*next(iter(shapes.items())))
     phase = rule.schedule.at(LATE_STEP, LATE_STEP)
     exchange = phase.exchange or rule.exchange
@@ -244,7 +245,7 @@ def _rule_bytes(
         compressed_numel=numel - dense_numel,
         compressed_bytes=(sent - 4 * dense_numel) / every,
         sent_bytes=sent / every,
-        link_bytes=max(one.link_bytes for one in loop.stats) / (steps * every),
+        link_bytes=max(stats.link_bytes for stats in loop.stats) / (steps * every),
         dense_link_bytes=dense_link_bytes(4 * numel, workers),
         rule=rule.rule,
         spec=phase.use.canonical,
@@ -257,14 +258,15 @@ def link_warnings(config: Config, run: ModelRun) -> list[str]:
     """A sentence on each rule by which more bytes pass a rank's link than without compression."""
     rules = {rule.rule: rule for rule in config.compress.resolutions}
     warnings = []
-    for one in run.rules:
-        if costs_more(one.link_bytes, one.dense_link_bytes):
-            rule = rules[one.rule]
+    for rule in run.rules:
+        if costs_more(rule.link_bytes, rule.dense_link_bytes):
+            resolution = rules[rule.rule]
             choices = [
-                (phase.use, phase.exchange or rule.exchange) for phase in rule.schedule.phases
+                (phase.use, phase.exchange or resolution.exchange)
+                for phase in resolution.schedule.phases
             ]
             warnings.append(
-                f"{one.rule}: {1 / one.link_ratio:.1f} times as many bytes pass a rank's link as "
+                f"{rule.rule}: {1 / rule.link_ratio:.1f} times as many bytes pass a rank's link as "
                 f"uncompressed with {run.workers} ranks; use {link_remedy(choices, run.workers)}"
             )
     return warnings

@@ -1,4 +1,4 @@
-"""``gradcomp polar-demo`` on coin flips: lossy polar codes beside the rate-distortion bound."""
+"""``gradcomp polar-demo`` on coin flips: lossy polar codes next to the rate-distortion bound."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Trials of the parts of an installation: ``python -m gradcomp.tools.probes NAME FILE`` runs one.
 
 Packages declare the trials of their engines under the entry point group ``gradcomp.probes``: functions
-that return a line on what works, or raise. Each trial runs in a process of its own, because a broken
+that return a line on what works, or raise. Each trial runs in its own process, because a broken
 library may end it or hang. It writes one JSON object to FILE: ``detail``, or ``problem`` and perhaps
 ``fix``, the line that fixes it, and ``built``, which is false if a package lacks the part.
 """
@@ -40,13 +40,13 @@ def one_frame() -> bytes:
 
 def _core() -> str:
     core = importlib.import_module("gradcomp._core")
-    own = core.simd_level()
+    level_before = core.simd_level()
     for level in core.simd_levels():
         core.set_simd_level(level)
         if zlib.crc32(one_frame()) != FRAME_CRC:
             raise ProbeError(f"a frame has the wrong bytes with SIMD level {level}")
     levels = ", ".join(core.simd_levels())
-    return f"gradcomp {version('gradcomp')}, SIMD level {own} of {levels}: same bytes"
+    return f"gradcomp {version('gradcomp')}, SIMD level {level_before} of {levels}: same bytes"
 
 
 def _probe(name: str) -> Callable[[], str]:

@@ -120,7 +120,9 @@ def profile_model(
     for name, shape in shapes.items():
         of_rules.setdefault(config.resolve(name, shape).rule, {})[name] = shape
     first = loop.ranks[0]
-    buckets = [one for some in of_rules.values() for one in first.buckets(first.resolve_all(some))]
+    buckets = [
+        bucket for some in of_rules.values() for bucket in first.buckets(first.resolve_all(some))
+    ]
     totals, link_bytes = [], 0.0
     for step in range(steps + 1):
         before, profile = loop.stats[0].link_bytes, loop.stats[0].start_profile()
@@ -143,7 +145,7 @@ def profile_model(
         }
         for first, *_ in buckets
     }
-    work = {str(phase): sum(one[phase] for one in seconds.values()) for phase in COMPUTED}
+    work = {str(phase): sum(phases[phase] for phases in seconds.values()) for phase in COMPUTED}
     return ModelProfile(
         workers=workers,
         steps=steps,

@@ -19,16 +19,16 @@ def remarks_on(result: ModelProfile) -> list[str]:
 def _worth_it(result: ModelProfile) -> list[str]:
     if result.workers == 1:
         return ["one worker sends nothing: give --workers the size of the job"]
-    own, dense = result.step, result.uncompressed
-    saved = 8 * (dense.link_bytes - own.link_bytes)
+    compressed, dense = result.step, result.uncompressed
+    saved = 8 * (dense.link_bytes - compressed.link_bytes)
     if saved <= 0:
         return [
             "no fewer bytes pass the link than uncompressed: another spec, or compress.exchange: "
-            "sra, whose volume does not grow with the ranks"
+            "sra (its volume does not grow with the ranks)"
         ]
     limit = f"it pays on links below {_rate_text(saved / result.computed_seconds)}"
     uncompressed = f"{1e3 * dense.seconds:.1f} ms of no compression"
-    gain = own.times_as_fast_as(dense)
+    gain = compressed.times_as_fast_as(dense)
     if gain <= 1:
         return [
             f"slower than the {uncompressed} on this link; {limit}: fp16, or compress.policy: "

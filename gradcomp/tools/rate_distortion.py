@@ -1,4 +1,4 @@
-"""``gradcomp polar-demo --source normal``: codecs beside the rate-distortion bound 2^(-2 rate)."""
+"""``gradcomp polar-demo --source normal``: codecs next to the rate-distortion bound 2^(-2 rate)."""
 
 from __future__ import annotations
 

@@ -129,13 +129,17 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _settings(runs: Sequence[RunFolder]) -> str:
-    """Settings side by side; rows whose values differ are marked."""
+    """Settings side by side; rows with values that differ are marked."""
     settings = [run.settings for run in runs]
-    keys = list(dict.fromkeys(key for one in settings for key in one))
+    keys = list(dict.fromkeys(key for settings_of_run in settings for key in settings_of_run))
     rows = [_row(("setting", *(run.label for run in runs)), "th")]
     for key in keys:
-        values = [one.get(key, "") for one in settings]
-        known = {value for value, one in zip(values, settings, strict=True) if one}
+        values = [settings_of_run.get(key, "") for settings_of_run in settings]
+        known = {
+            value
+            for value, settings_of_run in zip(values, settings, strict=True)
+            if settings_of_run
+        }
         rows.append(_row((key, *values), "td", differs=len(known) > 1))
     return f"<table>{''.join(rows)}</table>"
 

@@ -44,7 +44,7 @@ _TENSORS, _COLUMNS = 24, 60
 def losses_chart(runs: Sequence[RunFolder]) -> str | None:
     """Training loss by steps, bytes sent and time; None if no run has it."""
     return _curves(
-        [one for one in runs if one.steps],
+        [run for run in runs if run.steps],
         runs,
         lambda run: list(zip(run.steps, _smoothed(run.steps), strict=True)),
         "training loss",
@@ -66,7 +66,7 @@ def tests_chart(runs: Sequence[RunFolder], key: str, title: str) -> str | None:
             if row.get(key) is not None and row["step"] in by_step
         ]
 
-    return _curves([one for one in runs if points(one)], runs, points, title)
+    return _curves([run for run in runs if points(run)], runs, points, title)
 
 
 def times_chart(runs: Sequence[RunFolder]) -> str | None:
@@ -169,7 +169,7 @@ def _curves(
     points: Callable[[RunFolder], Sequence[tuple[Row, float]]],
     title: str,
 ) -> str | None:
-    """A quantity of ``some`` of the runs beside steps, bytes and time."""
+    """A quantity of ``some`` of the runs over steps, bytes and time."""
     if not some:
         return None
     figure = new_figure(12, 3.4)

@@ -99,7 +99,7 @@ def read_run(folder: Path) -> RunFolder:
 
 
 def _checked(rows: list[Row], kinds: Mapping[str, type | UnionType], path: Path) -> list[Row]:
-    """The rows, each of which has all these values."""
+    """The rows, after a check that each has all these values."""
     for row in rows:
         for key, kind in kinds.items():
             if not isinstance(row.get(key), kind):
@@ -149,10 +149,10 @@ def _rows(path: Path, *, whole: bool = False) -> list[Row]:
 def _flat(value: Row, prefix: str = "") -> dict[str, Any]:
     """Leaves of nested mappings by dotted key."""
     leaves: dict[str, Any] = {}
-    for key, one in value.items():
+    for key, item in value.items():
         name = f"{prefix}{key}"
-        if isinstance(one, dict) and one:
-            leaves |= _flat(one, f"{name}.")
+        if isinstance(item, dict) and item:
+            leaves |= _flat(item, f"{name}.")
         else:
-            leaves[name] = one
+            leaves[name] = item
     return leaves

@@ -69,11 +69,11 @@ class SurveyRow:
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """Our codec beside a baseline of the same method, with the same number of threads.
+    """Our codec, compared with a baseline of the same method, with the same number of threads.
 
     Attributes:
         encode, decode: our speed as a multiple of the baseline's. Each is first divided by the speed
-            of the memory copy beside it, so that a drift of the machine's speed cancels.
+            of the memory copy next to it, so that a drift of the machine's speed cancels.
     """
 
     spec: str
@@ -177,7 +177,7 @@ def _measure_baseline(
 
 
 def compare_with_baselines(rows: Sequence[SurveyRow]) -> list[BaselineComparison]:
-    """Each baseline beside our codec of the same method, where there is one."""
+    """Each baseline with our codec of the same method, where there is one."""
     return [
         BaselineComparison(
             spec=row.spec,

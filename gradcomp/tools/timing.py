@@ -1,4 +1,4 @@
-"""Timing of operations on a gradient beside a memory copy, with several numbers of threads."""
+"""Timing of operations on a gradient, next to a memory copy, with several numbers of threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Timing:
 
     Attributes:
         operation: ``memcpy``, ``encode``, ``decode`` or ``decode_add``. A spec with a memory has
-            ``compensate+encode+update`` in place of ``encode``, as `gradcomp.runtime.pipeline` runs
+            ``compensate+encode+update`` instead of ``encode``, as `gradcomp.runtime.pipeline` runs
             it, with the allocation of the bytes it sends.
         threads: threads of the operation; ``memcpy`` always has one.
         ns_per_element: median, in nanoseconds per element of the gradient.
@@ -56,7 +56,7 @@ def thread_counts(asked: Sequence[int]) -> Iterator[tuple[int, ...]]:
     At the end the present number is set again.
 
     Raises:
-        GradcompError: the core cannot use so many threads.
+        GradcompError: the core cannot use this many threads.
     """
     before = _core.thread_count()
     try:
@@ -103,16 +103,16 @@ def time_operations(
             set_threads(count)
             seconds[name, count][repeat] = _seconds_per_call(operations[name], calls[name, count])
 
-    def timing(name: str, count: int, own: _Seconds, first: _Seconds) -> Timing:
-        low, median, high = np.percentile(own, [25, 50, 75])
+    def timing(name: str, count: int, laps: _Seconds, first: _Seconds) -> Timing:
+        low, median, high = np.percentile(laps, [25, 50, 75])
         return Timing(
             operation=name,
             threads=count,
             ns_per_element=float(1e9 * median / x.size),
             ns_iqr=float(1e9 * (high - low) / x.size),
             gb_per_s=float(4e-9 * x.size / median),
-            speed_to_memcpy=float(np.median(memcpy / own)),
-            scaling=float(np.median(first / own)),
+            speed_to_memcpy=float(np.median(memcpy / laps)),
+            scaling=float(np.median(first / laps)),
         )
 
     return (

@@ -129,7 +129,7 @@ class DirectDevice(TorchDevice):
 
     def add_messages(
         self,
-        own: Any,
+        own_messages: Any,
         group: int,
         tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
@@ -137,7 +137,7 @@ class DirectDevice(TorchDevice):
         exact: int | None = None,
     ) -> None:
         """See `PeerDevice`."""
-        layout = own.layouts[group]
+        layout = own_messages.layouts[group]
         count = len(messages)
         if exact is None:
             sums = [SumItem(_forms(tensors, layout.places), (0, count), weight)]
@@ -148,25 +148,29 @@ class DirectDevice(TorchDevice):
                 if first < end:
                     forms = _forms(some, layout.places)
                     sums.append(SumItem(forms, (first, end), weight, begun=True))
-        self._receive(own, group, sums, messages, [layout.header] * count)
+        self._receive(own_messages, group, sums, messages, [layout.header] * count)
 
     def decode_messages(
-        self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
+        self, own_messages: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
     ) -> None:
         """See `PeerDevice`."""
         parts = [
             SumItem(_forms(tensors, layout.places), (number, number + 1), None)
-            for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
+            for number, (tensors, layout) in enumerate(
+                zip(groups, own_messages.layouts, strict=True)
+            )
         ]
-        headers = [layout.header for layout in own.layouts]
-        self._receive(own, "decoded", parts, messages, headers)
+        headers = [layout.header for layout in own_messages.layouts]
+        self._receive(own_messages, "decoded", parts, messages, headers)
 
-    def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: object) -> None:
+    def decode_numbers(
+        self, own_messages: Any, tensors: Sequence[PeerItem], numbers: object
+    ) -> None:
         """See `PeerDevice`."""
-        (layout,) = own.layouts
+        (layout,) = own_messages.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
         part = SumItem(_forms(tensors, places), (0, 1), None)
-        self._receive(own, "numbers", [part], [numbers], [])
+        self._receive(own_messages, "numbers", [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """See `PeerDevice`."""
@@ -195,26 +199,31 @@ class DirectDevice(TorchDevice):
         return _Factors(exchange.sent, self._staging, exchange)
 
     def settle(
-        self, own: Any, average: object, matrices: Sequence[SettleItem], *, of_average: bool
+        self,
+        own_products: Any,
+        average: object,
+        matrices: Sequence[SettleItem],
+        *,
+        of_average: bool,
     ) -> None:
         """See `FactorDevice`."""
-        own.exchange.settle(_data(average), matrices, of_average=of_average)
+        own_products.exchange.settle(_data(average), matrices, of_average=of_average)
 
     def _receive(
         self,
-        own: _Messages,
+        own_messages: _Messages,
         key: int | str,
         sums: Sequence[SumItem],
         messages: Sequence[object],
         headers: Sequence[torch.Tensor],
     ) -> None:
-        receiver = own.receivers.get(key)
+        receiver = own_messages.receivers.get(key)
         if receiver is None:
-            receiver = own.receivers[key] = Receiver(len(messages), self._device)
+            receiver = own_messages.receivers[key] = Receiver(len(messages), self._device)
         received = [_data(message).view(torch.uint8) for message in messages]
         receiver.launch(sums, received, headers)
         if headers:
-            self._checked.setdefault(own.name, []).append(receiver)
+            self._checked.setdefault(own_messages.name, []).append(receiver)
 
     def _raise_found(self, name: str) -> None:
         """Read what was found in the messages of this name in the last step.

@@ -262,7 +262,7 @@ def bad_registrations() -> None:
         ({"name": "s", "summary": ""}, "needs a summary"),
         ({"name": "s", "summary": "two\nlines"}, "needs a summary"),
         ({"name": "c", "caps": {"sparse"}}, "unknown cap 'sparse': known are summable"),
-        ({"name": "i", "id": "7"}, "Variant is no codec"),
+        ({"name": "i", "id": "7"}, "Variant is not a codec"),
         ({"name": "p", "params": [param("P", 1, "d")]}, "the name of a parameter"),
         ({"name": "p", "params": [param("p", 3, "d", 0, 2)]}, "min <= default <= max"),
         ({"name": "p", "params": [param("p", float("nan"), "d")]}, "min <= default <= max"),

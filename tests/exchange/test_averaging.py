@@ -183,7 +183,7 @@ def test_ranks_must_agree_about_them() -> None:
             "use exchange: gather",
         ),
         ("topk(k=9)", {"average": "senders", "exchange": "two_level(sra)"}, "the exchange sra"),
-        ("powersgd", {"clip": "median_norm"}, "in exchanges of its own"),
+        ("powersgd", {"clip": "median_norm"}, "in its own exchanges"),
         ("topk(k=9)", {"average": "senders", "policy": "auto"}, "use policy: always"),
         ("topk(k=9)", {"average": "sender"}, "ranks or senders"),
         ("topk(k=9)", {"clip": "mean_norm"}, "none or median_norm"),

@@ -63,7 +63,7 @@ def test_headers_cost_nothing() -> None:
 
 def test_remedies() -> None:
     other = "a spec that sends less"
-    sra = f"exchange: sra, whose bytes do not grow with the ranks, or {other}"
+    sra = f"exchange: sra (its bytes do not grow with the ranks), or {other}"
     assert link_remedy([(parse("bf16"), "gather")], 8) == sra
     assert link_remedy([(parse("adaptive"), "gather")], 8) == sra
     assert link_remedy([(parse("bf16"), "auto")], 2) == sra

@@ -167,7 +167,7 @@ def test_a_damaged_frame_names_its_sender() -> None:
 
 def test_specs_that_need_whole_tensors_are_refused() -> None:
     for spec, word in (
-        ("powersgd(rank=2)", "exchanges of its own"),
+        ("powersgd(rank=2)", "makes its own exchanges"),
         ("dgc(ratio=0.01)", "leave the momentum to the optimizer"),
     ):
         with pytest.raises(ConfigError, match=f"compress.default: .*{word}"):

@@ -104,7 +104,7 @@ def test_more_bytes_than_uncompressed_are_a_warning(caplog: pytest.LogCaptureFix
     (_, _), (level, text) = messages(caplog)
     assert level == logging.WARNING
     assert text.endswith(
-        "which is less: use exchange: sra, whose bytes do not grow with the ranks, or a spec that "
+        "which is less: use exchange: sra (its bytes do not grow with the ranks), or a spec that "
         "sends less"
     )
 

@@ -88,7 +88,7 @@ class CoreTensors(CoreDevice):
 
     def add_messages(
         self,
-        own: Any,
+        own_messages: Any,
         group: int,
         tensors: Sequence[PeerItem],
         messages: Sequence[Any],
@@ -96,7 +96,7 @@ class CoreTensors(CoreDevice):
         exact: int | None = None,
     ) -> None:
         self.log.append(f"add {len(messages)} messages")
-        size = own.splits[group]
+        size = own_messages.splits[group]
         of_ranks = [
             split_frames(one.data.numpy()[:size], len(tensors))
             for rank, one in enumerate(messages)
@@ -111,14 +111,14 @@ class CoreTensors(CoreDevice):
         )
 
     def decode_messages(
-        self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[Any]
+        self, own_messages: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[Any]
     ) -> None:
-        for size, tensors, message in zip(own.splits, groups, messages, strict=True):
+        for size, tensors, message in zip(own_messages.splits, groups, messages, strict=True):
             frames = split_frames(message.data.numpy()[:size], len(tensors))
             for tensor, frame in zip(tensors, frames, strict=True):
                 tensor.codec.decode(frame, self._elements(tensor.out))
 
-    def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: Any) -> None:
+    def decode_numbers(self, own_messages: Any, tensors: Sequence[PeerItem], numbers: Any) -> None:
         self.log.append("decode numbers")
         halves = numbers.data.numpy()
         ends = np.cumsum([tensor.out.size for tensor in tensors])
@@ -152,10 +152,12 @@ class CoreTensors(CoreDevice):
         return _Products(numbers, self._staging, [one.size for one in products], sent)
 
     def settle(
-        self, own: Any, average: Any, matrices: Sequence[SettleItem], *, of_average: bool
+        self, own_products: Any, average: Any, matrices: Sequence[SettleItem], *, of_average: bool
     ) -> None:
         self.log.append(f"settle {len(matrices)}")
-        parts = [torch.split(one, own.sizes) for one in (own.own, average.data.float())]
+        parts = [
+            torch.split(one, own_products.sizes) for one in (own_products.own, average.data.float())
+        ]
         for work, product, mean in zip(matrices, *parts, strict=True):
             factor, other = self._elements(work.factor), mean.numpy()
             kept = self._elements(work.kept)

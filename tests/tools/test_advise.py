@@ -496,8 +496,8 @@ def test_wrong_shapes(cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "shapes.json"
     for text, message in [
         ('{"w": [0]}', "w: the shape is [0]; expected a list of whole numbers above 0"),
-        ("[1, 2]", "is no mapping"),
-        ("{", "is no YAML or JSON file"),
+        ("[1, 2]", "is not a mapping"),
+        ("{", "is not a YAML or JSON file"),
     ]:
         path.write_text(text)
         done = gradcomp(str(path), "--ranks", "2", "--bandwidth", "1", cache=cache, code=2)

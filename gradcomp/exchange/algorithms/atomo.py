@@ -34,7 +34,18 @@ __all__ = ["Atomo"]
 
 
 class Atomo(Algorithm):
-    """Every rank sends its singular vectors, and adds up all ranks' products in rank order."""
+    """Every rank sends its singular vectors, and adds up all ranks' products in rank order.
+
+    1. ``M = gradient``, corrected by the memory if there is one; a matrix [rows, cols] on each rank.
+    2. ``M = sum over i of s_i u_i v_i^T``: its singular value decomposition.
+    3. ``p_i = min(1, c s_i)``, with the c for which they add up to ``rank`` (the paper's algorithm 1).
+    4. Draw ``rank`` indices i with these probabilities. ``unbiased=false``: take the largest s_i.
+    5. All-gather ``s_i / p_i u_i`` and ``v_i`` of these i; ``s_i u_i`` with ``unbiased=false``.
+    6. ``average`` = the mean over the ranks of ``sum over i of (s_i / p_i u_i) v_i^T``.
+    7. The memory keeps M minus this rank's sum of step 6.
+
+    Deviation from the paper, which draws each i by itself: the number of terms is always ``rank``.
+    """
 
     exchange: ClassVar[str] = (
         "each rank's singular vectors are all-gathered; every rank adds up their products; vectors "
@@ -67,8 +78,10 @@ class Atomo(Algorithm):
             matrix = self._memory.compensate(member.grad, member.key).reshape(shape)
             self._factorize(matrix, member, p, q)
         frame = self._codec.encode(flat)
-        own = split(self._codec.decode(frame), sizes)
-        for member, shape, p, q in zip(members, shapes, own[::2], own[1::2], strict=True):
+        own_factors = split(self._codec.decode(frame), sizes)
+        for member, shape, p, q in zip(
+            members, shapes, own_factors[::2], own_factors[1::2], strict=True
+        ):
             sent = np.empty(shape, np.float32)
             _core.outer(p, q, assigned=sent)
             self._memory.update(member.key, sent.reshape(-1))

@@ -14,7 +14,7 @@ __all__ = ["Algorithm"]
 
 
 class Algorithm(BucketAggregator):
-    """A reduction of several phases in place of a codec; docs/adding-an-algorithm.md.
+    """A reduction of several phases instead of a codec; docs/adding-an-algorithm.md.
 
     Args:
         spec: without schedules, with this algorithm.

@@ -27,7 +27,16 @@ __all__ = ["ChunkAllReduce"]
 
 
 class ChunkAllReduce(Algorithm):
-    """Two all-reduces for all tensors of a bucket: the chunks' norms, then the chosen chunks."""
+    """Two all-reduces for all tensors of a bucket: the chunks' norms, then the chosen chunks.
+
+    1. ``v`` = the gradient, corrected by the memory if there is one; in chunks of ``chunk`` elements.
+    2. ``norm[i]`` = the L1 norm of chunk i of v, all-reduced to the mean over the ranks.
+    3. ``chosen`` = the ``ratio`` of the chunks with the largest norms, at least one; equal on all ranks.
+    4. ``v[chosen]``, all-reduced to the mean over the ranks; it is the average, which is 0 elsewhere.
+    5. The memory keeps v minus the chunks that this rank has sent.
+
+    Deviation from the paper: chunks are chosen in each tensor, not in the whole model.
+    """
 
     exchange: ClassVar[str] = (
         "norms of chunks are all-reduced, then the elements of the chunks with the largest norms; "
@@ -73,8 +82,10 @@ class ChunkAllReduce(Algorithm):
         values = [flat[elements] for flat, elements in zip(corrected, chosen, strict=True)]
         sizes = [value.size for value in values]
         payload = self._codec.encode_payload(np.concatenate(values))
-        own = split(self._codec.decode_payload(payload, sum(sizes)), sizes)
-        for aggregator, member, elements, sent in zip(chunked, members, chosen, own, strict=True):
+        own_values = split(self._codec.decode_payload(payload, sum(sizes)), sizes)
+        for aggregator, member, elements, sent in zip(
+            chunked, members, chosen, own_values, strict=True
+        ):
             whole = np.zeros(member.key.numel, np.float32)
             aggregator._memory.update(member.key, _scattered(elements, sent, whole))
         mean = yield AllReduce(name, payload)

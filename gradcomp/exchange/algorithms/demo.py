@@ -32,11 +32,16 @@ __all__ = ["DeMo"]
 class DeMo(OptimizerStep):
     """Steps of the optimizer DeMo.
 
-    ``M = momentum * M + R gradient; send the k largest of each block of M; M -= sent; step =
-    sign(R^-1 <sent>)``, with R for the rotation and < > for the average over the ranks
-    that sent a coefficient.
+    1. ``m = beta m + R gradient`` on each rank, with beta for ``momentum`` and R for the rotation.
+    2. ``q`` = the ``k`` largest coefficients of each block of m, as decoded; all-gathered.
+    3. ``m = m - q`` on each rank, with its own q.
+    4. ``Q[i]`` = the mean of ``q[i]`` over the ranks that sent coefficient i; 0 if none did.
+    5. ``step = sign(R^-1 Q)``; ``update=plain``: ``R^-1 Q``.
 
-    State, by tensor name: ``momentum``, M, rotated.
+    Deviation from the paper: R is a random rotation in blocks of 4096 elements, not a discrete cosine
+    transform, and m has the gradient without the learning rate.
+
+    State, by tensor name: ``momentum``, m, rotated.
     """
 
     exchange: ClassVar[str] = (
@@ -65,7 +70,7 @@ class DeMo(OptimizerStep):
 
     @timed("compensate")
     def _rotated(self, member: Member) -> Member:
-        """The rotated gradient as a vector, whose tiles are then the rotation's blocks."""
+        """The rotated gradient as a vector; its tiles are then the rotation's blocks."""
         key = TensorKey(member.key.name, (member.key.numel,), member.key.numel)
         _core.rotate(member.grad.reshape(-1), _stream(key), member.out)
         return member._replace(aggregator=self._gather, grad=member.out, key=key)
@@ -81,5 +86,5 @@ class DeMo(OptimizerStep):
 
 
 def _stream(key: TensorKey) -> int:
-    """The rotation's random signs; the same for every seed, so that M fits after a resume."""
+    """The rotation's random signs; the same for every seed, so that m fits after a resume."""
     return derive_stream(0, 0, key.tensor_id)

@@ -42,8 +42,15 @@ _Q = "dion_q"
 class Dion(OptimizerStep):
     """Steps of the optimizer Dion.
 
-    ``M += gradient; P = orthonormal(<M Q>); R = <M^T P>; M -= (1 - momentum) P R^T;
-    Q = R with unit columns; step = sqrt(rows / cols) P Q^T``, with < > for the average over ranks.
+    1. ``M = M + gradient`` on each rank.
+    2. ``P = M Q``, all-reduced to the mean over the ranks; Q is that of the last step, at first random.
+    3. ``P = orthonormal(P)``.
+    4. ``R = M^T P``, all-reduced to the mean over the ranks.
+    5. ``M = M - (1 - mu) P R^T`` on each rank, with mu for ``momentum``: the error feedback.
+    6. ``Q = R`` with columns of length 1.
+    7. ``step = sqrt(rows / cols) P Q^T``.
+
+    A matrix with factors of no fewer bytes is averaged itself instead: M after step 1.
 
     State, by tensor name: ``momentum``, M; ``dion_q``, [r, cols], equal on all ranks.
     """
@@ -149,7 +156,7 @@ class _Matrix:
 
     @timed("encode")
     def multiply(self) -> FloatArray:
-        """M Q, with the gradient added to M unless it is there."""
+        """M Q; adds the gradient to M first, unless `add` has."""
         product = np.empty(self.rank * self.momentum.shape[0], np.float32)
         _core.multiply(self.momentum, self.grad, self.q, product)
         return product
@@ -173,8 +180,8 @@ class _Matrix:
     def finish(self, right: FloatArray, momentum: float) -> FloatArray:
         """Take R, the average of M^T P: update M, and write the step. Returns the next Q.
 
-        Factors that are not finite are so on every rank. The step is then NaN, M starts again from
-        0, as it may hold numbers too large for any product, and Q stays.
+        The averages are equal on all ranks. If one is not finite, the step is NaN, M starts again from 0,
+        as it may hold numbers too large for any product, and Q stays.
         """
         if not (self._finite and np.isfinite(right).all()):
             self.momentum[:] = 0

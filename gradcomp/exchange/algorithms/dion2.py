@@ -39,8 +39,14 @@ __all__ = ["Dion2"]
 class Dion2(OptimizerStep):
     """Steps for the optimizer Dion.
 
-    ``M += gradient; K = lines of the largest <L1 norms>; step[K] = sqrt(rows / cols) polar(<M[K]>);
-    M[K] *= momentum``, with < > for the average over ranks. All other lines of the step are 0.
+    1. ``M = M + gradient`` on each rank.
+    2. ``norm[i]`` = the L1 norm of line i of M, all-reduced to the mean over the ranks.
+    3. ``K`` = the ``fraction`` of the lines with the largest norms; equal on all ranks.
+    4. ``S = M[K]``, all-reduced to the mean over the ranks.
+    5. ``step[K] = sqrt(rows / cols) polar(S)``, and 0 in all other lines; see `polar_factor`.
+    6. ``M[K] = mu M[K]`` on each rank, with mu for ``momentum``. Other lines wait: the error feedback.
+
+    Deviation from the authors' code, which averages whole gradients: M is each rank's own.
 
     State, by tensor name: ``momentum``, M.
     """
@@ -128,8 +134,8 @@ class _Matrix:
     def finish(self, average: FloatArray, momentum: float) -> None:
         """Take the average of the chosen lines: write the step, and update M.
 
-        An average that is not finite is so on every rank. The step is then NaN, and M starts again
-        from 0, as it may hold numbers too large for any sum.
+        The average is equal on all ranks. If it is not finite, the step is NaN, and M starts again from 0,
+        as it may hold numbers too large for any sum.
         """
         if not np.isfinite(average).all():
             self.momentum[:] = 0

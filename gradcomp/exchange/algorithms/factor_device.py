@@ -71,7 +71,7 @@ class ProductItem(NamedTuple):
     """One product of a `FactorDevice`: ``M q``, or ``M^T p``; all arrays are of the device.
 
     Attributes:
-        m, grad, beta, transposed: as of `MultiplyItem`.
+        m, grad, beta, transposed: as in `MultiplyItem`.
         factor: q, or p where ``transposed``; its ``rank`` vectors are orthonormalized in place before.
     """
 
@@ -87,8 +87,8 @@ class SettleItem(NamedTuple):
     """What a `FactorDevice` does with the average of a product, which is a factor of the other side.
 
     Attributes:
-        m, factor, transposed: as of the `ProductItem` that made the product.
-        kept: becomes the average, of which NaN and Inf become 0.
+        m, factor, transposed: as in the `ProductItem` that made the product.
+        kept: becomes the average, with 0 for NaN and Inf.
         average: [rows, cols], gains ``p q^T`` of ``factor`` and the average, and M loses that of ``factor``
             and what was sent: see `ApplyItem`. None: nothing is applied.
         begun: add to ``average``; else replace its contents.
@@ -160,15 +160,17 @@ class FactorDevice(Protocol):
 
     def settle(
         self,
-        own: PeerProducts,
+        own_products: PeerProducts,
         average: object,
         matrices: Sequence[SettleItem],
         *,
         of_average: bool,
     ) -> None:
-        """Use the average of all ranks' ``own``, which is applied to all matrices or none.
+        """Use the average of all ranks' products, which is applied to all matrices or none.
 
         Args:
+            own_products: this rank's products, from `begin_products`.
+            average: of all ranks.
             of_average: matrices lose the product with the average, not that with what was sent.
         """
         ...
@@ -199,7 +201,7 @@ class _HostDevice:
                 _core.zero(m.reshape(-1))
 
     def factor_device(self) -> FactorDevice | None:
-        """None: a host's factors travel from there."""
+        """None: factors of the host travel from the host."""
         return None
 
 
@@ -210,7 +212,7 @@ def product_device(device: Device) -> ProductDevice:
     """What multiplies the matrices in the memory of a device.
 
     Raises:
-        TypeError: the device is not the host, and no `ProductDevice`.
+        TypeError: the device is neither the host nor a `ProductDevice`.
     """
     if device is HOST:
         return HOST_PRODUCTS

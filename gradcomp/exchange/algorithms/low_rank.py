@@ -64,9 +64,9 @@ def average_of_factors(
     """This rank's elements, encoded and decoded, and their average over the ranks."""
     if "summable" in codec.caps:
         payload = codec.encode_payload(flat)
-        own = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)
+        decoded = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)
         mean = yield AllReduce(name, payload)
-        return own, codec.decode_payload(mean, flat.size)
+        return decoded, codec.decode_payload(mean, flat.size)
     frame = codec.encode(flat)
     frames = yield AllGather(name, frame)
     mean = np.zeros(flat.size, np.float32)

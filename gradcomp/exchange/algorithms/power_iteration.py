@@ -122,7 +122,7 @@ class Phases(ABC):
 
     @abstractmethod
     def place(self, factor: FloatArray) -> FloatArray:
-        """The factor in the memory where products take it: a copy, unless it is there already."""
+        """The factor in the memory where products take it: a copy, unless it is in that memory already."""
 
     @abstractmethod
     def multiply(
@@ -171,8 +171,10 @@ class HostPhases(Phases):
         ]
         flat, parts = buffer(sizes)
         yield from _multiply(name, matrices, factors, transposed, parts)
-        own, mean = yield from average_of_factors(name, flat, self.codec)
-        return _HostProducts(matrices, factors, transposed, split(own, sizes), split(mean, sizes))
+        own_products, mean = yield from average_of_factors(name, flat, self.codec)
+        return _HostProducts(
+            matrices, factors, transposed, split(own_products, sizes), split(mean, sizes)
+        )
 
 
 def _multiply(
@@ -186,13 +188,13 @@ def _multiply(
     of_devices: dict[Device, list[MultiplyItem]] = {}
     for matrix, factor, side, out in zip(matrices, factors, transposed, outputs, strict=True):
         of_devices.setdefault(matrix.device, []).append(matrix.to_multiply(factor, side, out))
-    own = of_devices.pop(HOST, [])
+    host_items = of_devices.pop(HOST, [])
     waits = [product_device(device).multiply(works) for device, works in of_devices.items()]
-    HOST_PRODUCTS.multiply(own)
+    HOST_PRODUCTS.multiply(host_items)
 
     def wait() -> None:
-        for one in waits:
-            one()
+        for wait_for_device in waits:
+            wait_for_device()
 
     if waits:
         yield Ready(name, wait)
@@ -203,22 +205,22 @@ class _HostProducts(Products):
     matrices: Sequence[Matrix]
     factors: Sequence[FloatArray]
     transposed: Sequence[bool]
-    own: Sequence[FloatArray]
+    own_products: Sequence[FloatArray]
     means: Sequence[FloatArray]
 
     def settle(self, kept: Sequence[FloatArray | None], applied: Applied) -> list[FloatArray]:
         """See `Products.settle`."""
         if applied != "nothing":
-            self._apply(self.own if applied == "own" else self.means)
+            self._apply(self.own_products if applied == "own" else self.means)
         return [_finite(mean) for mean in self.means]
 
     def _apply(self, sent: Sequence[FloatArray]) -> None:
         """Update all averages and residuals, on each matrix's device."""
         of_devices: dict[Device, list[ApplyItem]] = {}
-        for matrix, known, left, own, mean in zip(
+        for matrix, known, left, own_product, mean in zip(
             self.matrices, self.factors, self.transposed, sent, self.means, strict=True
         ):
-            four = (known, mean, known, own) if left else (mean, known, own, known)
+            four = (known, mean, known, own_product) if left else (mean, known, own_product, known)
             of_devices.setdefault(matrix.device, []).append(matrix.to_apply(*four))
         for device, works in of_devices.items():
             product_device(device).apply(works)
@@ -243,10 +245,10 @@ class DevicePhases(Phases):
 
     def place(self, factor: FloatArray) -> FloatArray:
         """See `Phases.place`."""
-        here = device_of(factor)
-        if product_device(here).factor_device() is self.device:
+        current = device_of(factor)
+        if product_device(current).factor_device() is self.device:
             return factor
-        return self.device.from_host(here.to_host(factor))
+        return self.device.from_host(current.to_host(factor))
 
     def multiply(
         self,
@@ -271,7 +273,7 @@ class _DeviceProducts(Products):
     matrices: Sequence[Matrix]
     factors: Sequence[FloatArray]
     transposed: Sequence[bool]
-    own: PeerProducts
+    own_products: PeerProducts
     average: object
 
     def settle(self, kept: Sequence[FloatArray | None], applied: Applied) -> list[FloatArray]:
@@ -286,5 +288,5 @@ class _DeviceProducts(Products):
             to = self.phases.place(room)
             works.append(matrix.to_settle(factor, left, to, applied))
         of_average = applied == "average"
-        self.phases.device.settle(self.own, self.average, works, of_average=of_average)
+        self.phases.device.settle(self.own_products, self.average, works, of_average=of_average)
         return [work.kept for work in works]

@@ -42,7 +42,23 @@ _P, _Q = "powersgd_p", "powersgd_q"
 
 
 class PowerSGD(Algorithm):
-    """PowerSGD in two variants: the library's, one product a step, and the paper's, two products.
+    """PowerSGD in two variants: the paper's, two products a step, and the library's, one product.
+
+    The paper's, algorithms 1 and 2:
+
+    1. ``M = gradient + residual`` on each rank.
+    2. ``Q = orthonormal(Q)``: the Q of the last step; random at first, or always if not ``warm_start``.
+    3. ``P = M Q``, all-reduced to the mean over the ranks.
+    4. ``P = orthonormal(P)``.
+    5. ``Q = M^T P``, all-reduced to the mean over the ranks. Steps 2 to 5 ``iters_per_step`` times.
+    6. ``average = P Q^T``.
+    7. ``residual = M - P Q^T``.
+
+    The library's does half of it in a step: 4 and 5 with the P of the last step, or, in the next step, 2
+    and 3 with its Q. The average is the product with the new factor's mean, and the residual loses the
+    product with this rank's own new factor. Further halves (``iters_per_step``) start from the residual.
+
+    Deviation from the paper: step 2, which changes the range of the numbers alone.
 
     State, by tensor name: ``residual``, the part of M that no step has applied yet;
     ``powersgd_p``, [r, rows], and ``powersgd_q``, [r, cols]: the factors, equal on all ranks. With

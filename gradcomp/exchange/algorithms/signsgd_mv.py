@@ -32,7 +32,15 @@ __all__ = ["MajorityVote"]
 class MajorityVote(Algorithm):
     """Each rank counts the votes on its own chunk, and every rank gets the majority's signs.
 
-    Signs travel as frames of the codec ``sign``, whose scale is 1 for elements that are +1 or -1.
+    1. ``g`` = the gradient; after ``signum`` its moving average. On each rank.
+    2. ``sign(g)``: +1 or -1. A zero has a random sign; ``ties=plus``: +1.
+    3. Each rank gets all ranks' signs of its chunk of the elements (all-to-all).
+    4. ``V = sign(sum over the ranks of sign(g))`` of its chunk, ties as in step 2.
+    5. The ranks gather V of all chunks (all-gather). It is the result on every rank.
+
+    Deviation from the papers: no server counts all votes. The result is the same.
+
+    Signs travel as frames of the codec ``sign``; their scale is 1, as all elements are +1 or -1.
     """
 
     exchange: ClassVar[str] = (

@@ -139,7 +139,7 @@ class Member(NamedTuple):
         return self.out
 
     def on_host(self) -> Member:
-        """The tensor with its arrays on the host, for a bucket of which not all are on one device."""
+        """The tensor with its arrays on the host, for a bucket with tensors on several devices."""
         device = device_of(self.grad)
         if device is HOST:
             return self

@@ -156,18 +156,18 @@ def scatter_reduce_allgather(
     remaining = iter(sizes)
     splits = [sum(next(remaining) for _ in chunk) for chunk in chunks]
     replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", frames, splits)
-    own = chunks[rank]
-    of_ranks = [_frames(source, reply, own) for source, reply in enumerate(replies)]
-    sums = [room(piece.numel) for piece in own]
+    own_chunk = chunks[rank]
+    of_ranks = [_frames(source, reply, own_chunk) for source, reply in enumerate(replies)]
+    sums = [room(piece.numel) for piece in own_chunk]
     decode_batch_add(
         [
             DecodeItem(piece.key.name, codecs[piece.member], list(of_piece), total, replaces=True)
-            for piece, total, *of_piece in zip(own, sums, *of_ranks, strict=True)
+            for piece, total, *of_piece in zip(own_chunk, sums, *of_ranks, strict=True)
         ],
         weight,
     )
     counts = [len(chunk) for chunk in chunks]
-    replies = yield AllGather(f"{name}.gather", settle(own, sums), counts)
+    replies = yield AllGather(f"{name}.gather", settle(own_chunk, sums), counts)
     for owner, (reply, chunk) in enumerate(zip(replies, chunks, strict=True)):
         for piece, frame in zip(chunk, _frames(owner, reply, chunk), strict=True):
             out = outputs[piece.member][piece.begin : piece.end]

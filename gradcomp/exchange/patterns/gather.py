@@ -1,4 +1,4 @@
-"""All-gather of frames, for codecs whose payloads cannot be added."""
+"""All-gather of frames, for codecs with payloads that cannot be added."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Gather(BucketAggregator):
 
     With ``averaging`` their average is another one than the mean over the ranks.
 
-    The volume that a rank receives grows with the number of ranks. Each rank draws random numbers
-    of its own: rounding noise and rotations that all ranks share would not average out. Frames
+    The volume that a rank receives grows with the number of ranks. Each rank draws its own
+    random numbers: rounding noise and rotations that all ranks share would not average out. Frames
     carry the stream of their random numbers, so every rank can decode them.
     """
 
@@ -57,7 +57,7 @@ class Gather(BucketAggregator):
         self._rank = rank
         self.seed = rank_seed(seed, rank)
         self.averaging = averaging
-        # Codecs that share look at the whole bucket, of which a device may not take each tensor.
+        # Codecs that share look at the whole bucket, and a device may not take each of its tensors.
         self.on_devices = averaging == MEAN and "shares" not in codec.caps
         state = {} if state is None else state
         self._carried = state.setdefault("carried", {})

@@ -21,17 +21,17 @@ __all__ = ["ReduceScatter"]
 
 
 class ReduceScatter(BucketAggregator):
-    """Every rank sends each other rank the frames of that rank's rows, and decodes those of its own.
+    """Every rank sends each other rank the frames of that rank's rows, and decodes those of its rows.
 
     It adds them in float32, in rank order, to its own part, which is not encoded. Rows belong to
-    ranks as in `cut_rows`. Codecs see the rows of one rank as a matrix of their own; a tensor that
-    is not compressed travels in frames, too.
+    ranks as in `cut_rows`. Codecs see the rows of one rank as a separate matrix; a tensor that is not
+    compressed travels in frames, too.
 
     The memory is the sender's and has the tensor's size: it does not depend on the ranks' number.
     The part of the rank's own rows is zero, except after a change of that number.
 
-    Its rounds return sums, not averages, and of the rank's own rows alone: sharded models divide by
-    a factor of their own.
+    Its rounds return sums, not averages, and of the rank's own rows alone: sharded models divide
+    them by their own factor.
     """
 
     on_devices = True
@@ -61,7 +61,7 @@ class ReduceScatter(BucketAggregator):
         give_batch(bucket.given())
         bucket.sent()
         replies: list[ByteArray] = yield AllToAll(name, frames, splits)
-        names = [piece.key.name for piece in bucket.own]
+        names = [piece.key.name for piece in bucket.own_pieces]
         of_ranks = [frames_of_rank(rank, replies[rank], names) for rank in others]
         decode_batch_add(
             [
@@ -72,7 +72,7 @@ class ReduceScatter(BucketAggregator):
                     bucket.sums[piece.member],
                     senders=others,
                 )
-                for position, piece in enumerate(bucket.own)
+                for position, piece in enumerate(bucket.own_pieces)
             ]
         )
         return bucket.sums
@@ -101,7 +101,7 @@ class _Bucket:
     Attributes:
         aggregators: of the tensors.
         chunks: the rows of each rank.
-        own: those of this rank.
+        own_pieces: the rows of this rank.
         sums: memory for the sums of the own rows of each tensor; empty where there are none.
     """
 
@@ -110,13 +110,13 @@ class _Bucket:
         self._ranks = ranks
         self.aggregators = [_checked(member) for member in members]
         self.chunks = cut_rows([member.key for member in members], ranks)
-        self.own = self.chunks[rank]
+        self.own_pieces = self.chunks[rank]
         self._sources = [
             aggregator.memory.source(member.grad, member.key)
             for aggregator, member in zip(self.aggregators, members, strict=True)
         ]
         self.sums: list[FloatArray] = [member.out[:0] for member in members]
-        for piece in self.own:
+        for piece in self.own_pieces:
             self.sums[piece.member] = members[piece.member].out[piece.begin : piece.end]
 
     def to_encode(self, piece: Piece) -> EncodeItem:
@@ -130,10 +130,12 @@ class _Bucket:
 
     def given(self) -> list[GiveItem]:
         """This rank's own rows, which stay exact."""
-        parts = [self._sources[piece.member].part(piece.begin, piece.end) for piece in self.own]
+        parts = [
+            self._sources[piece.member].part(piece.begin, piece.end) for piece in self.own_pieces
+        ]
         return [
             GiveItem(part.grad, part.residual, part.beta, part.gamma, self.sums[piece.member])
-            for piece, part in zip(self.own, parts, strict=True)
+            for piece, part in zip(self.own_pieces, parts, strict=True)
         ]
 
     def sent(self) -> None:
@@ -144,7 +146,7 @@ class _Bucket:
     def to_add(self) -> list[PeerItem]:
         """This rank's own rows in the messages of all ranks."""
         tensors = []
-        for piece in self.own:
+        for piece in self.own_pieces:
             gather = self.aggregators[piece.member].gather
             step = self._members[piece.member].step
             streams = gather.streams(piece.tensor_id(0), step, range(self._ranks))

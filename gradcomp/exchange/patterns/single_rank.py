@@ -17,7 +17,7 @@ __all__ = ["Alone"]
 class Alone(BucketAggregator):
     """Sends nothing: the average is the corrected gradient, exactly, and nothing stays unsent.
 
-    For specs with error feedback in jobs whose ranks come and go. Other state, such as PowerSGD's
+    For specs with error feedback in jobs where ranks come and go. Other state, such as PowerSGD's
     factors, stays as it is until other ranks come.
 
     Args:

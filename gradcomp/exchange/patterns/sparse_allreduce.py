@@ -1,4 +1,4 @@
-"""All-reduce of sparse gradients whose volume does not grow with the number of ranks.
+"""All-reduce of sparse gradients: its volume does not grow with the number of ranks.
 
 After Li, Hoefler: "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (Ok-topk, PPoPP
 2022). docs/exchange.md has the details, and where this differs.
@@ -79,13 +79,13 @@ class SparseAllReduce(BucketAggregator):
 
         shares = _dealt(self._choose(aggregators, members), ranks)
         data, nbytes = encode_batch([EncodeItem(carrier, share) for share in shares])
-        own = np.empty_like(shares)
-        for frame, share in zip(split_frames(data, ranks), own, strict=True):
+        own_shares = np.empty_like(shares)
+        for frame, share in zip(split_frames(data, ranks), own_shares, strict=True):
             carrier.decode(frame, share)
-        sent = split(_collected(own, sum(sizes)), sizes)
+        sent = split(_collected(own_shares, sum(sizes)), sizes)
         for aggregator, member, values in zip(aggregators, members, sent, strict=True):
             aggregator.memory.update(member.key, values)
-        count = int(np.count_nonzero(own))
+        count = int(np.count_nonzero(own_shares))
         replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", data, nbytes)
         total = np.empty(shares.shape[1], np.float32)
         frames = [frames_of_rank(rank, reply, [name])[0] for rank, reply in enumerate(replies)]

@@ -83,7 +83,7 @@ class Sra(BucketAggregator):
 
         bucket = _Bucket([member.on_host() for member in members], aggregators, HOST.zeros)
         of_chunks = bucket.scattered(chunks)
-        # One call for all, unless a chunk is a bucket of its own for the codec.
+        # One call for all, unless the codec takes each chunk as a bucket.
         groups = of_chunks if self._shares else [list(chain.from_iterable(of_chunks))]
         data = encode_apart(groups)
         bucket.sent()
@@ -111,23 +111,23 @@ class Sra(BucketAggregator):
         self, name: str, chunks: Sequence[Chunk], bucket: _Bucket, device: PeerDevice
     ) -> BucketRound:
         """Average from device to device: what travels never comes to the host."""
-        own = chunks[self._rank]
+        own_chunk = chunks[self._rank]
         scattered: Any = device.begin_messages(f"{name}.scatter", bucket.scattered(chunks))
         bucket.sent()
         splits = scattered.splits
         replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", scattered, splits)
         outputs = [member.out for member in bucket.members]
-        sums = [outputs[piece.member][piece.begin : piece.end] for piece in own]
+        sums = [outputs[piece.member][piece.begin : piece.end] for piece in own_chunk]
         ranks = range(self._world_size)
         to_add = [
             bucket.to_add(piece, total, _SCATTER, ranks)
-            for piece, total in zip(own, sums, strict=True)
+            for piece, total in zip(own_chunk, sums, strict=True)
         ]
         device.add_messages(scattered, self._rank, to_add, replies, 1.0 / self._world_size)
-        tensors = bucket.gathered(own, sums)
+        tensors = bucket.gathered(own_chunk, sums)
         # The engine gathers messages of one size.
         gathered: Any = device.begin_messages(f"{name}.gather", [tensors], max(splits))
-        for residual, lost in bucket.lost(own, tensors):
+        for residual, lost in bucket.lost(own_chunk, tensors):
             device.add_lost(residual, lost, float(self._world_size))
         counts = [len(chunk) for chunk in chunks]
         replies = yield AllGather(f"{name}.gather", gathered, counts)
@@ -194,7 +194,7 @@ class _Bucket:
     def lost(
         self, chunk: Chunk, tensors: Sequence[EncodeItem]
     ) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """For each piece with a memory its part of the residual, and what `gathered` has lost of it."""
+        """For each piece with a memory, its part of the residual, and what `gathered` has lost of it."""
         for piece, tensor in zip(chunk, tensors, strict=True):
             residual = self._sources[piece.member].residual
             if residual is not None and tensor.residual is not None:

@@ -104,7 +104,7 @@ def _between_nodes(
         request = advance(inner, None)
         while True:
             if node.count == 1:
-                request = advance(inner, _own(request))
+                request = advance(inner, _single_rank_reply(request))
                 continue
             reply = yield replace(request, group="leaders")
             data = _packed(request, reply) if node.leads else np.empty(0, np.uint8)
@@ -117,7 +117,7 @@ def _between_nodes(
         raise WireError(f"between nodes, each of them a rank: {error}") from error
 
 
-def _own(request: Request) -> Any:
+def _single_rank_reply(request: Request) -> Any:
     """The reply in a world of one rank."""
     if isinstance(request, AllReduce):
         return request.array

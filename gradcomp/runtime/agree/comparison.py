@@ -50,7 +50,7 @@ def listed(ranks: Sequence[int], noun: str = "rank") -> str:
 
 
 def differences(of_ranks: Sequence[Mapping[str, Any]], noun: str = "rank") -> str:
-    """A line for each name whose values differ between ranks; empty if none do."""
+    """A line for each name with values that differ between ranks; empty if none do."""
     lines = []
     for name in dict.fromkeys(name for values in of_ranks for name in values):
         values = [values.get(name, "none") for values in of_ranks]
@@ -89,7 +89,7 @@ def read_digests(value: Any, rank: int, noun: str = "rank") -> Digests:
     """The digests in the JSON of a rank.
 
     Raises:
-        ProtocolError: the value is no list of pairs.
+        ProtocolError: the value is not a list of pairs.
     """
     try:
         return [(str(name), str(digest)) for name, digest in value]
@@ -113,7 +113,7 @@ def check_parameters(
     Raises:
         ProtocolError: a parameter differs; the message names the first one and the ranks.
     """
-    rows = [dict(one) for one in of_ranks]
+    rows = [dict(digests) for digests in of_ranks]
     names = list(dict.fromkeys(name for row in rows for name in row))
     apart = [name for name in names if len({row.get(name) for row in rows}) > 1]
     if apart:

@@ -16,7 +16,7 @@ Parameters = Callable[[], Iterable[tuple[str, Any]]]
 
 
 class ReplicaDigests:
-    """Takes digests in every ``every``-th step, on a thread of its own, for the next step's text.
+    """Takes digests in every ``every``-th step, on its own thread, for the next step's text.
 
     Args:
         every: number of steps from one comparison to the next; 0 for none.

@@ -127,7 +127,8 @@ class StepProfile:
     def phases(self) -> dict[Phase, float]:
         """Seconds of each phase."""
         return {
-            phase: sum(one.get(phase, 0.0) for one in self.tensors.values()) for phase in PHASES
+            phase: sum(seconds.get(phase, 0.0) for seconds in self.tensors.values())
+            for phase in PHASES
         }
 
     @property

@@ -54,7 +54,7 @@ def write_jsonl(profile: Profile, path: Path) -> None:
 def write_trace(profile: Profile, path: Path, rank: int) -> None:
     """Write the trace event format, which chrome://tracing and ui.perfetto.dev show.
 
-    Steps and phases are nested slices. A request is a slice of its own, from its start until its
+    Steps and phases are nested slices. A request is a separate slice, from its start until its
     reply is used; Horovod's timeline shows it by the same name. Ranks on one machine share a clock,
     so their ``traceEvents`` can be concatenated.
     """

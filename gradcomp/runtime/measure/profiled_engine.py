@@ -1,4 +1,4 @@
-"""An engine whose requests a profile measures."""
+"""An engine with requests that a profile measures."""
 
 from __future__ import annotations
 

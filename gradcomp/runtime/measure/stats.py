@@ -22,7 +22,7 @@ class Stats:
             ``"node allreduce"``, ...): payloads, indices and frame headers included.
         dense_bytes: uncompressed size of the same gradients.
         ranks: number of ranks that average together.
-        scatters: whether each rank gets sums of its own rows alone, as in a reduce-scatter.
+        scatters: whether each rank gets the sums of its rows alone, as in a reduce-scatter.
         link_bytes: bytes that passed this rank's link; `gradcomp.exchange.link` has the formulas.
         dense_link_bytes: bytes that would have passed it without compression: of ring all-reduces (with
             `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.

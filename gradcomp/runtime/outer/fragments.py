@@ -15,7 +15,7 @@ _LAST_PART = re.compile(r"[./][^./]*$")
 def fragments_of(names: Iterable[str], count: int) -> list[list[str]]:
     """Divide parameters into fragments: those of layer i belong to fragment i mod ``count``.
 
-    Parameters whose names differ in the last part only, such as ``fc.weight`` and ``fc.bias``, are of
+    Parameters with names that differ in the last part only, such as ``fc.weight`` and ``fc.bias``, are of
     one layer. Layers that follow each other are in different fragments: Douillard et al., "Streaming
     DiLoCo with overlapping communication" (arXiv:2501.18512), section 2.2, "strided".
 

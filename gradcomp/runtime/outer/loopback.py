@@ -60,9 +60,9 @@ class OuterLoopback:
         every: int = 30,
         **options: Any,
     ) -> None:
-        own = Config.from_spec(config) if isinstance(config, str) else config
-        self.options = OuterOptions.of(own, every, **options)
-        self._loopback = Loopback(own, world_size)
+        settings = Config.from_spec(config) if isinstance(config, str) else config
+        self.options = OuterOptions.of(settings, every, **options)
+        self._loopback = Loopback(settings, world_size)
         self._ranks = [_Rank(self.options, pipeline, values) for pipeline in self._loopback.ranks]
         self.values = [rank.arrays for rank in self._ranks]
 
@@ -85,8 +85,8 @@ class OuterLoopback:
         of_ranks = [None] * size if samples is None else list(samples)
         if len(of_ranks) != size:
             raise ValueError(f"samples has {len(of_ranks)} numbers for {size} ranks")
-        for rank, own in zip(self._ranks, of_ranks, strict=True):
-            rank.count(own)
+        for rank, count in zip(self._ranks, of_ranks, strict=True):
+            rank.count(count)
         if self._ranks[0].starts:
             self._exchange()
         made = [rank.end() for rank in self._ranks]
@@ -100,10 +100,13 @@ class OuterLoopback:
                 weigh(changes, samples, mean)
         shapes = self._ranks[0].shapes
         averages = self._loopback.step(
-            {name: [own[name].reshape(shapes[name]) for own, _ in taken] for name in taken[0][0]}
+            {
+                name: [changes[name].reshape(shapes[name]) for changes, _ in taken]
+                for name in taken[0][0]
+            }
         )
         for number, rank in enumerate(self._ranks):
-            rank.give({name: one[number].reshape(-1) for name, one in averages.items()})
+            rank.give({name: of_ranks[number].reshape(-1) for name, of_ranks in averages.items()})
 
     def common(self) -> dict[str, FloatArray]:
         """Copies of the parameters after their last outer steps, in their shapes; equal on all ranks."""
@@ -149,15 +152,15 @@ class _Arrays:
 
 
 class _Rank(OuterSteps):
-    """One rank, whose exchanges the loopback makes."""
+    """One rank; the loopback makes its exchanges."""
 
     def __init__(
         self, options: OuterOptions, pipeline: Pipeline, values: Mapping[str, Any]
     ) -> None:
         self._pipeline = pipeline
-        own = _Arrays(values)
-        super().__init__(options, own)
-        self.arrays, self.shapes = own.arrays, own.shapes
+        arrays = _Arrays(values)
+        super().__init__(options, arrays)
+        self.arrays, self.shapes = arrays.arrays, arrays.shapes
 
     def count(self, samples: float | None) -> None:
         self._check_samples(samples)

@@ -18,18 +18,18 @@ from gradcomp.runtime.agree.comparison import differences, read_object
 __all__ = ["OuterOptions"]
 
 _RANGES: dict[str, tuple[str, Callable[[OuterOptions], bool]]] = {
-    "every": ("at least 1 inner step", lambda one: one.every >= 1),
-    "lr": ("in (0, 10]", lambda one: 0 < one.lr <= 10),
-    "momentum": ("in [0, 1)", lambda one: 0 <= one.momentum < 1),
+    "every": ("at least 1 inner step", lambda options: options.every >= 1),
+    "lr": ("in (0, 10]", lambda options: 0 < options.lr <= 10),
+    "momentum": ("in [0, 1)", lambda options: 0 <= options.momentum < 1),
     "fragments": (
         "at least 1 and a divisor of every",
-        lambda one: one.fragments >= 1 and one.every % one.fragments == 0,
+        lambda options: options.fragments >= 1 and options.every % options.fragments == 0,
     ),
     "overlap": (
         "at least 0 and below every / fragments",
-        lambda one: 0 <= one.overlap < one.every // one.fragments,
+        lambda options: 0 <= options.overlap < options.every // options.fragments,
     ),
-    "mixing": ("in [0, 1)", lambda one: 0 <= one.mixing < 1),
+    "mixing": ("in [0, 1)", lambda options: 0 <= options.mixing < 1),
 }
 
 
@@ -45,7 +45,7 @@ class OuterOptions:
         fragments: parts of the model that are averaged in turn, P; a divisor of ``every``.
         overlap: inner steps that a fragment's average may take, tau, below ``every / fragments``. The
             exchange runs in a thread; with 0 the step waits for it.
-        mixing: weight in [0, 1) of a rank's own values beside the new common ones, alpha.
+        mixing: weight in [0, 1) of a rank's own values, alpha; the new common ones have 1 - alpha.
         weighted: ranks count by the samples that `OuterSteps.step` gets.
     """
 
@@ -85,11 +85,11 @@ class OuterOptions:
         momentum=0``: a residual arrives late, and momentum amplifies it; docs/outer.md.
 
         Raises:
-            ConfigError: a setting is unknown or not in its range; or the configuration has a momentum
-                of its own, ``dion``, a learning rate (``lr=scale``) or ``policy: auto``; or
+            ConfigError: a setting is unknown or not in its range; or the configuration has its own
+                momentum, ``dion``, a learning rate (``lr=scale``) or ``policy: auto``; or
                 ``average: senders`` with ``weighted``.
         """
-        known = [one.name for one in fields(cls)]
+        known = [option.name for option in fields(cls)]
         unknown = sorted(set(others) - set(known))
         if unknown:
             raise ConfigError(
@@ -144,7 +144,7 @@ def _check(config: Config) -> None:
     default = config.compress.default
     if config.own_momentum is not None:
         raise ConfigError(
-            f"'{default}' has a momentum of its own: leave it to the outer momentum, and use a codec, "
+            f"'{default}' has its own momentum: leave it to the outer momentum, and use a codec, "
             "such as residual|topk(ratio=0.01)"
         )
     if config.scales_lr:

@@ -18,7 +18,7 @@ __all__ = ["OuterSGD"]
 
 
 class OuterSGD:
-    """SGD on averaged pseudo-gradients, with momentum as of ``torch.optim.SGD``: ::
+    """SGD on averaged pseudo-gradients, with momentum as in ``torch.optim.SGD``: ::
 
         v = momentum * v + average
         start -= lr * (average + momentum * v)    with nesterov, else
@@ -44,7 +44,7 @@ class OuterSGD:
         self.start = {name: value.copy() for name, value in values.items()}
         self._momenta = {name: np.zeros_like(value) for name, value in self.start.items()}
         # New memory of a tensor's size costs more than the arithmetic.
-        self._work = np.empty(max((one.size for one in values.values()), default=0), np.float32)
+        self._work = np.empty(max((value.size for value in values.values()), default=0), np.float32)
         self._lr = np.float32(lr)
         self._momentum = np.float32(momentum)
         self._nesterov = nesterov
@@ -69,8 +69,8 @@ class OuterSGD:
     def state_dict(self) -> dict[str, Any]:
         """``start`` and ``momentum``, by tensor name; equal on all ranks."""
         return {
-            "start": {name: one.copy() for name, one in self.start.items()},
-            "momentum": {name: one.copy() for name, one in self._momenta.items()},
+            "start": {name: value.copy() for name, value in self.start.items()},
+            "momentum": {name: momentum.copy() for name, momentum in self._momenta.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -88,4 +88,4 @@ class OuterSGD:
         Raises:
             StateError: they are not those of these tensors.
         """
-        return arrays_like(state, kind, {name: one.size for name, one in self.start.items()})
+        return arrays_like(state, kind, {name: value.size for name, value in self.start.items()})

@@ -144,13 +144,13 @@ class OuterSteps(Controls):
         For tests and for the final model. Between outer steps, and after them with ``mixing`` or
         fragments, each rank's own parameters differ; they come back at the end.
         """
-        own = {name: self._values.keep(name) for name in self._values.shapes}
+        own_values = {name: self._values.keep(name) for name in self._values.shapes}
         for name in self._values.shapes:
             self._values.write(name, self._outer.start[name])
         try:
             yield
         finally:
-            for name, kept in own.items():
+            for name, kept in own_values.items():
                 self._values.put_back(name, kept)
 
     def _check_samples(self, samples: float | None) -> None:
@@ -183,7 +183,7 @@ class OuterSteps(Controls):
 
     @property
     def _due(self) -> int:
-        """The fragment whose average is running or comes next."""
+        """The fragment that is being averaged, or comes next."""
         return (self._inner_steps - 1) // self.options.period % len(self._fragments)
 
     def _start(self) -> None:
@@ -227,11 +227,11 @@ class OuterSteps(Controls):
         averages, self._averages = self._averages.result(), None
         mixing = np.float32(self.options.mixing)
         for name, average in averages.items():
-            own = mixing * self._values.read(name) if mixing else None
+            own_values = mixing * self._values.read(name) if mixing else None
             start = self._outer.step(name, average)
             self._write(name, start)
-            if own is not None:
-                self._values.write(name, own + (1 - mixing) * start)
+            if own_values is not None:
+                self._values.write(name, own_values + (1 - mixing) * start)
 
     def _given(self, name: str) -> FloatArray:
         """The value from which a rank's change counts: ``start`` as the parameter's dtype has it."""
@@ -257,7 +257,7 @@ class OuterSteps(Controls):
             "inner_steps": self._inner_steps,
             "samples": list(self._samples),
             "values": {name: self._values.read(name).copy() for name in self._values.shapes},
-            "averages": {name: one.copy() for name, one in averages.items()},
+            "averages": {name: average.copy() for name, average in averages.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -272,9 +272,9 @@ class OuterSteps(Controls):
         rows: Sequence[Any] = [state] if isinstance(state, Mapping) else state
         if not isinstance(rows, list | tuple) or not rows:
             raise StateError(_FOREIGN)
-        for one in rows:
-            check_mapping(one)
-            if "compression" not in one:
+        for row in rows:
+            check_mapping(row)
+            if "compression" not in row:
                 raise StateError(_FOREIGN)
         first = rows[0]
         # All checks come before any change.
@@ -290,7 +290,7 @@ class OuterSteps(Controls):
                 "load with the number of fragments of the saved run"
             )
         same_ranks = isinstance(state, Mapping)
-        compression = [one["compression"] for one in rows]
+        compression = [row["compression"] for row in rows]
         self._pipeline.load_state_dict(compression[0] if same_ranks else compression)
         if self._averages is not None:
             self._averages.result()
@@ -305,7 +305,7 @@ class OuterSteps(Controls):
         if same_ranks:
             for name, value in values.items():
                 self._values.write(name, value)
-            self._samples = [float(one) for one in samples]
+            self._samples = [float(count) for count in samples]
         else:  # changes of other ranks since the last outer step belong to nobody here
             period = self.options.period
             steps = -(-steps // period) * period if averages else steps - steps % period

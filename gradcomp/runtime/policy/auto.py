@@ -127,7 +127,7 @@ class _Watch:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with the first window anew."""
+        """Begin again with the first window."""
         self.laps: list[float] = []
         self.usual: float | None = None
 
@@ -175,7 +175,7 @@ class Policy:
 
     @property
     def measured(self) -> tuple[PolicyGroup, ...]:
-        """The groups whose exchanges are to be timed in this step; see `record`."""
+        """The groups with exchanges to be timed in this step; see `record`."""
         trial = self._trial
         return tuple(trial.groups) if trial is not None and trial.measuring else ()
 
@@ -234,17 +234,17 @@ class Policy:
         return found
 
     def _add(self, decisions: Iterable[Decision]) -> None:
-        self.decisions.update((one.group, one) for one in decisions)
+        self.decisions.update((decision.group, decision) for decision in decisions)
         self._watch.reset()
         ratios = [
-            max(one.predicted.values()) / min(one.predicted.values())
-            for one in self.decisions.values()
-            if one.predicted is not None and one.left_out
+            max(decision.predicted.values()) / min(decision.predicted.values())
+            for decision in self.decisions.values()
+            if decision.predicted is not None and decision.left_out
         ]
         self._trusted = _TRUST * max(ratios, default=math.inf)
 
     def _doubtful(self, seconds: float) -> Generator[Request, Any, bool]:
-        """Whether all is to be measured anew, after one more decided step of some seconds."""
+        """Whether all is to be measured again, after one more decided step of some seconds."""
         self._trusted -= 1
         return (yield from self._watch.changed(seconds)) or self._trusted <= 0
 
@@ -271,7 +271,7 @@ class Policy:
         figures = [statistics.median(laps) for laps in trial.laps.values()]
         seconds = dict(zip(trial.laps, (yield from _mean("steps", figures)), strict=True))
         racing = dict(seconds)
-        # A mixture has requests of more kinds, whose times vary more.
+        # A mixture has requests of more kinds, and their times vary more.
         if seconds.get(CHOSEN, 0.0) >= _GAIN * seconds.get(COMPRESSED, math.inf):
             del racing[CHOSEN]
         best = _fastest(racing)

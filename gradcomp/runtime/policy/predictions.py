@@ -24,14 +24,14 @@ def predictions(prior: Prior | None, ranks: int) -> Predictions:
         ConfigError: two entries are of one group.
     """
     found: dict[PolicyGroup, dict[str, float]] = {}
-    for one in prior.groups if prior is not None and prior.ranks == ranks else ():
-        group = PolicyGroup.of(one.use, one.exchange, one.numel)
+    for entry in prior.groups if prior is not None and prior.ranks == ranks else ():
+        group = PolicyGroup.of(entry.use, entry.exchange, entry.numel)
         if group in found:
             raise ConfigError(
-                f"compress.prior.groups has two entries of {group} with exchange {one.exchange}: "
+                f"compress.prior.groups has two entries of {group} with exchange {entry.exchange}: "
                 "leave one of them out"
             )
-        seconds = {DENSE: one.dense, HALF: one.fp16, COMPRESSED: one.compressed}
+        seconds = {DENSE: entry.dense, HALF: entry.fp16, COMPRESSED: entry.compressed}
         found[group] = {name: value for name in group.ways if (value := seconds[name]) is not None}
     return found
 

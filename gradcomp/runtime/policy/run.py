@@ -36,7 +36,7 @@ class PolicyRun:
 
     @property
     def measured(self) -> tuple[PolicyGroup, ...]:
-        """The groups whose exchanges are to be timed in this step; see `record`.
+        """The groups with exchanges to be timed in this step; see `record`.
 
         Their tensors must be averaged group by group, with nothing else under way.
         """
@@ -73,7 +73,7 @@ class PolicyRun:
         decisions = self.decisions
         if before and not decisions and self._logs:
             _log.info("policy auto: a second look")
-        return tuple(one for one in decisions if one.group not in before)
+        return tuple(decision for decision in decisions if decision.group not in before)
 
     def record(self, group: PolicyGroup, seconds: float) -> None:
         """Record the time, in seconds, of averaging the tensors of a group in this step."""

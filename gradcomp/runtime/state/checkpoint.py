@@ -9,7 +9,7 @@ Files get their names when they are complete and on the disk. A repeated save of
 TOKEN, and its manifest replaces the earlier one at once. So a crash between any two operations
 leaves the earlier checkpoints, or the new one, complete.
 
-Without a shared file system every host has the manifest, and the files of its own ranks.
+Without a shared file system every host has the manifest, and the files of its ranks.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Checkpoints:
     """The checkpoints that one rank of a job writes and reads; all ranks call the same methods.
 
     Args:
-        rank, world_size: as of the rank's pipeline.
-        ranks_per_node: as of the pipeline's state.
+        rank, world_size: as in the rank's pipeline.
+        ranks_per_node: as in the pipeline's state.
         config: text about the run, such as `Config.digest_text`; with another one `load` warns.
         gather: a collective of all ranks.
     """
@@ -154,12 +154,14 @@ class Checkpoints:
         while True:
             found = self._agree(partial(self._proposal, home, step, bound))
             if "" in found:
-                lacking = ", ".join(str(rank) for rank, one in enumerate(found) if not one)
+                lacking = ", ".join(
+                    str(rank) for rank, proposal in enumerate(found) if not proposal
+                )
                 raise StateError(
                     f"{home} has no complete checkpoint for all ranks (none on ranks {lacking}): give "
                     "the directory that save() was given, on the same hosts or a shared file system"
                 )
-            steps = [int(one.split()[0]) for one in found]
+            steps = [int(proposal.split()[0]) for proposal in found]
             if len(set(found)) == 1:
                 break
             # Ranks on other hosts lack the newest one, or have another job's.
@@ -207,7 +209,9 @@ class Checkpoints:
             result = act()
         except (StateError, OSError) as error:
             problem = str(error) or type(error).__name__
-        lines = [json.loads(one) for one in self._gather(json.dumps([result, problem]).encode())]
+        lines = [
+            json.loads(reply) for reply in self._gather(json.dumps([result, problem]).encode())
+        ]
         problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(lines) if text]
         if problems:
             raise StateError("\n".join(problems))
@@ -224,7 +228,7 @@ class Checkpoints:
         if foreign:
             raise StateError(
                 f"another job writes checkpoints in {home} ({', '.join(sorted(foreign))}): give each "
-                "job a directory of its own"
+                "job its own directory"
             )
         last = max(_steps(home), default=-1)
         if last > step and home not in self._may_go_back:
@@ -241,11 +245,11 @@ class Checkpoints:
             manifest = _read_manifest(home / f"step-{step:012d}")
             self._states(manifest)
             return f"{manifest.step} {manifest.token}"
-        for one in sorted(_steps(home), reverse=True):
-            if one >= limit:
+        for candidate in sorted(_steps(home), reverse=True):
+            if candidate >= limit:
                 continue
             try:
-                manifest = _read_manifest(home / f"step-{one:012d}")
+                manifest = _read_manifest(home / f"step-{candidate:012d}")
                 self._states(manifest)
             except (StateError, OSError) as error:
                 _log.warning("gradcomp: rank %d skips a checkpoint: %s", self._rank, error)
@@ -317,7 +321,7 @@ def _read_manifest(folder: Path) -> _Manifest:
         if isinstance(error, StateError):
             raise
         raise StateError(
-            f"{path} is no manifest of gradcomp ({error}); load another step"
+            f"{path} is not a manifest of gradcomp ({error}); load another step"
         ) from error
 
 
@@ -325,8 +329,8 @@ def _steps(home: Path) -> list[int]:
     """Steps with a manifest, damaged or not."""
     if not home.is_dir():
         return []
-    found = ((_FOLDER.fullmatch(one.name), one) for one in home.iterdir())
-    return [int(match[1]) for match, one in found if match and (one / _MANIFEST).is_file()]
+    found = ((_FOLDER.fullmatch(folder.name), folder) for folder in home.iterdir())
+    return [int(match[1]) for match, folder in found if match and (folder / _MANIFEST).is_file()]
 
 
 def _tokens(home: Path) -> set[str]:
@@ -340,8 +344,8 @@ def _tokens(home: Path) -> set[str]:
 
 def _prune(home: Path, step: int, keep: int, token: str) -> None:
     """Remove all but the newest ``keep`` up to ``step``, and what crashes have left."""
-    kept = sorted(one for one in _steps(home) if one <= step)[-keep:]
-    names = {f"step-{one:012d}" for one in kept}
+    kept = sorted(saved for saved in _steps(home) if saved <= step)[-keep:]
+    names = {f"step-{saved:012d}" for saved in kept}
     for folder in home.iterdir():
         if _FOLDER.fullmatch(folder.name) and folder.name not in names:
             with suppress(OSError):
@@ -367,17 +371,17 @@ def _checksum(data: bytes) -> str:
 
 def _write(path: Path, data: bytes, unique: str = "") -> None:
     """Write a file that appears whole under its name; ``unique`` names this rank's own copy."""
-    own = path.with_name(f".{unique or path.name}.partial")
+    partial_file = path.with_name(f".{unique or path.name}.partial")
     try:
-        with own.open("wb") as file:
+        with partial_file.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        own.replace(path)
+        partial_file.replace(path)
         _sync(path.parent)
     except OSError as error:
         with suppress(OSError):
-            own.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
         raise StateError(
             f"{path} cannot be written: {error.strerror or error}; earlier checkpoints are unchanged"
         ) from error

@@ -36,7 +36,7 @@ class LossScale:
         self.active = False
         self._arrays = arrays
         self._specs: dict[str, str | None] = {}
-        # Of earlier steps, too, whose memory is used again.
+        # Of earlier steps, too: their memory is used again.
         self._copies: dict[str, Arrays] = {}
 
     def keep(self, specs: Mapping[str, str | None]) -> None:
@@ -123,8 +123,8 @@ def poisoned(grads: Sequence[FloatArray]) -> list[FloatArray]:
         of_devices.setdefault(device_of(grad), []).append(place)
     found = list(grads)
     for device, places in of_devices.items():
-        own = device.poison([grads[place] for place in places])
-        for place, grad in zip(places, own, strict=True):
+        checked = device.poison([grads[place] for place in places])
+        for place, grad in zip(places, checked, strict=True):
             found[place] = grad
     return found
 

@@ -136,7 +136,7 @@ class RankState:
         """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
         if not self.loss_scale.active:
             return grads
-        names = [one.key.name for one in resolved]
+        names = [tensor.key.name for tensor in resolved]
         self.loss_scale.keep({name: self._specs.get(name) for name in names})
         return poisoned(grads)
 
@@ -216,33 +216,33 @@ class RankState:
             The policy's decisions in it; none at another world size.
         """
         states = checked_states(state)
-        own = {int(one["rank"]): one for one in states}
+        by_rank = {int(saved["rank"]): saved for saved in states}
         saved_size = int(states[0]["world_size"])
         saved_nodes = int(states[0]["ranks_per_node"])
         if isinstance(state, Mapping):
             self._check_own(int(state["rank"]), saved_size, saved_nodes)
-        elif len(own) != len(states) or len(own) != saved_size:
+        elif len(by_rank) != len(states) or len(by_rank) != saved_size:
             raise StateError(
                 f"a list of compressor states must hold each of the {saved_size} ranks once; "
-                f"it holds ranks {sorted(int(one['rank']) for one in states)}"
+                f"it holds ranks {sorted(int(saved['rank']) for saved in states)}"
             )
         if (saved_size, saved_nodes) == (self.world_size, self.ranks_per_node):
-            arrays = {kind: _copies(own[self.rank][kind]) for kind in STATE_KINDS}
+            arrays = {kind: _copies(by_rank[self.rank][kind]) for kind in STATE_KINDS}
         else:
-            arrays = _merged([own[rank] for rank in range(saved_size)])
+            arrays = _merged([by_rank[rank] for rank in range(saved_size)])
         rounds: dict[str, int] = {}
         specs: dict[str, str] = {}
-        for one in states:
-            for name, count in one["rounds"].items():
+        for saved in states:
+            for name, count in saved["rounds"].items():
                 rounds[name] = max(rounds.get(name, 0), int(count))
-            specs.update(one["specs"])
+            specs.update(saved["specs"])
         for kind, mine in self.arrays.items():
             mine.clear()
             mine.update(arrays.get(kind, {}))
         self._rounds = rounds
         self._specs = specs
         self.loss_scale.load(float(states[0]["loss_scale"]))
-        return list(own[self.rank]["decisions"]) if saved_size == self.world_size else []
+        return list(by_rank[self.rank]["decisions"]) if saved_size == self.world_size else []
 
     def _check_own(self, rank: int, saved_size: int, saved_nodes: int) -> None:
         if (rank, saved_size) != (self.rank, self.world_size):
@@ -262,7 +262,7 @@ class RankState:
 def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
     """The arrays for every rank at another world size: means, and replicated arrays unchanged."""
     return {
-        kind: (_same if kind in REPLICATED_KINDS else _mean)([one[kind] for one in ranks], kind)
+        kind: (_same if kind in REPLICATED_KINDS else _mean)([rank[kind] for rank in ranks], kind)
         for kind in STATE_KINDS
         if kind != "carried"  # starting points of one rank's encoder, soon found again
     }

@@ -46,10 +46,10 @@ def checked_states(state: object) -> list[Mapping[str, Any]]:
         )
     if not states:
         raise StateError("an empty list of compressor states; give the states of all ranks")
-    for one in states:
-        _check(one)
+    for saved in states:
+        _check(saved)
     for text, key in (("world sizes", "world_size"), ("ranks per node", "ranks_per_node")):
-        sizes = sorted({one[key] for one in states})
+        sizes = sorted({saved[key] for saved in states})
         if len(sizes) > 1:
             raise StateError(
                 f"compressor states of different {text}: {', '.join(map(str, sizes))}; give "
@@ -128,7 +128,7 @@ def _spec(key: str, value: Any) -> None:
         parse(value)
     except SpecError as error:
         raise StateError(
-            f"{key} in a compressor state is {_shown(value)}, which is no spec here: load the "
+            f"{key} in a compressor state is {_shown(value)}, which is not a known spec: load the "
             f"plug-in that it names, or an earlier checkpoint. {error}"
         ) from error
 
@@ -137,20 +137,20 @@ def _decisions(key: str, value: Any) -> None:
     if not isinstance(value, list | tuple):
         raise _wrong(key, value, "a list of decisions")
     fields = {*PolicyGroup._fields, "choice", "seconds", "step_seconds", "predicted"}
-    for number, one in enumerate(value):
+    for number, decision in enumerate(value):
         where = f"{key}[{number}]"
         # Earlier releases had no predictions.
-        if not isinstance(one, Mapping) or {*one, "predicted"} != fields:
-            raise _wrong(where, one, f"a mapping with the keys {', '.join(sorted(fields))}")
-        _spec(f"{where}.spec", one["spec"])
-        if not isinstance(one["exchange"], str):
-            raise _wrong(f"{where}.exchange", one["exchange"], "the name of an exchange")
-        _integer(0, 64)(f"{where}.size", one["size"])
-        if not isinstance(one["choice"], str) or one["choice"] not in CANDIDATES:
-            raise _wrong(f"{where}.choice", one["choice"], f"one of {', '.join(CANDIDATES)}")
-        _times(f"{where}.seconds", one["seconds"], CANDIDATES)
+        if not isinstance(decision, Mapping) or {*decision, "predicted"} != fields:
+            raise _wrong(where, decision, f"a mapping with the keys {', '.join(sorted(fields))}")
+        _spec(f"{where}.spec", decision["spec"])
+        if not isinstance(decision["exchange"], str):
+            raise _wrong(f"{where}.exchange", decision["exchange"], "the name of an exchange")
+        _integer(0, 64)(f"{where}.size", decision["size"])
+        if not isinstance(decision["choice"], str) or decision["choice"] not in CANDIDATES:
+            raise _wrong(f"{where}.choice", decision["choice"], f"one of {', '.join(CANDIDATES)}")
+        _times(f"{where}.seconds", decision["seconds"], CANDIDATES)
         for name, names in (("step_seconds", CONTENDERS), ("predicted", CANDIDATES)):
-            times = one.get(name)
+            times = decision.get(name)
             if times is None:
                 continue
             _times(f"{where}.{name}", times, names)
@@ -199,7 +199,7 @@ _HEADER: dict[str, Callable[[str, Any], None]] = {
     "decisions": _decisions,
     "loss_scale": _loss_scale,
 }
-"""Keys that are no arrays, each with its check."""
+"""Keys of values other than arrays, each with its check."""
 
 
 def _wrong(key: str, value: object, allowed: str) -> StateError:

@@ -59,12 +59,12 @@ def unpack_state(data: bytes) -> dict[str, Any]:
     """The inverse of `pack_state`.
 
     Raises:
-        StateError: the bytes are damaged or no result of `pack_state`.
+        StateError: the bytes are damaged, or not a result of `pack_state`.
     """
     body, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
     if not body.startswith(_MAGIC) or len(body) < _HEAD:
         raise StateError(
-            f"{len(data)} bytes that begin with {data[: len(_MAGIC)]!r} are no state of gradcomp; "
+            f"{len(data)} bytes that begin with {data[: len(_MAGIC)]!r} are not a state of gradcomp; "
             f"one begins with {_MAGIC!r}: load a file that gradcomp has saved"
         )
     if blake2b(body, digest_size=_CHECKSUM).digest() != checksum:
@@ -77,7 +77,7 @@ def unpack_state(data: bytes) -> dict[str, Any]:
         return _unpacked(json.loads(body[_HEAD:end]), body, end)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StateError(
-            f"{len(data)} bytes are no state of gradcomp ({error}): load a file that gradcomp has "
+            f"{len(data)} bytes are not a state of gradcomp ({error}): load a file that gradcomp has "
             "saved"
         ) from error
 
@@ -85,17 +85,17 @@ def unpack_state(data: bytes) -> dict[str, Any]:
 def _arrays_of(
     value: Mapping[str, Any], keys: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], np.ndarray[Any, Any]]]:
-    for key, one in value.items():
-        if isinstance(one, np.ndarray):
-            yield (*keys, str(key)), one
-        elif isinstance(one, Mapping):
-            yield from _arrays_of(one, (*keys, str(key)))
+    for key, item in value.items():
+        if isinstance(item, np.ndarray):
+            yield (*keys, str(key)), item
+        elif isinstance(item, Mapping):
+            yield from _arrays_of(item, (*keys, str(key)))
 
 
 def _plain(value: Any) -> Any:
-    """A state with None in place of arrays."""
+    """A state with None instead of arrays."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return None if isinstance(value, np.ndarray) else value
 
 
@@ -114,7 +114,7 @@ def _unpacked(head: Any, body: bytes, at: int) -> dict[str, Any]:
         for key in path:
             holder = holder[key]
         if holder[name] is not None:
-            raise ValueError(f"'{name}' is no array")
+            raise ValueError(f"'{name}' is not an array")
         array = np.frombuffer(body, dtype, math.prod(shape), at)
         at += array.nbytes
         native = array.dtype.newbyteorder("=")

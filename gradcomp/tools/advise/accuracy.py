@@ -17,7 +17,7 @@ _HIGHER_IS_BETTER = frozenset({"test accuracy"})
 
 @dataclass(frozen=True)
 class Comparison:
-    """One run beside the uncompressed one: means over seeds, and standard deviations.
+    """One run, compared with the uncompressed one: means over seeds, and standard deviations.
 
     Attributes:
         spec: as in accuracy.csv; parameters that it does not name may differ.
@@ -64,7 +64,11 @@ def _all() -> tuple[Comparison, ...]:
 def comparisons(spec: str) -> list[Comparison]:
     """The comparisons of a spec. Warm-ups and variants, which accuracy.csv does not name, may differ."""
     asked = _after_warm_up(spec)
-    return [one for one in _all() if _fits(_after_warm_up(one.spec), one.spec, asked)]
+    return [
+        comparison
+        for comparison in _all()
+        if _fits(_after_warm_up(comparison.spec), comparison.spec, asked)
+    ]
 
 
 def _after_warm_up(spec: str) -> Spec:
@@ -87,4 +91,4 @@ def accuracy_text(spec: str) -> str:
     found = comparisons(spec)
     if not found:
         return "-"
-    return f"{sum(one.level for one in found)} of {len(found)}"
+    return f"{sum(comparison.level for comparison in found)} of {len(found)}"

@@ -80,7 +80,7 @@ class SpeedCache:
         self._write()
 
     def copy_byte(self, at_once: int) -> float | None:
-        """The kept seconds of a copied byte, with so many copies at once."""
+        """The kept seconds of a copied byte, with this many copies at once."""
         kept = self._kept.get(f"copy_byte {at_once}")
         return kept if isinstance(kept, float) and kept > 0 else None
 

@@ -89,8 +89,8 @@ class Speeds:
         """Speeds from the values of `to_json`."""
         return cls(
             tuple(
-                RequestLaw(one["kind"], one["group"], _law(one["nbytes"]))
-                for one in saved["requests"]
+                RequestLaw(request["kind"], request["group"], _law(request["nbytes"]))
+                for request in saved["requests"]
             ),
             tuple(
                 {stage: _law(segment[stage]) for stage in STAGES} for segment in saved["segments"]
@@ -155,24 +155,24 @@ ticks = _PASSES * len(_MODELS)
 def _fitted(samples: Sequence[_Sample]) -> Speeds:
     """The laws of one pair's costs."""
     # A bucket with too few elements for its ranks may travel in another pattern.
-    usual = statistics.mode(_signature(one) for one in samples)
+    usual = statistics.mode(_signature(sample) for sample in samples)
     alike: dict[tuple[Features, int], list[_Sample]] = {}
-    for one in samples:
-        if _signature(one) == usual:
-            alike.setdefault((one.features, one.ranks), []).append(one)
+    for sample in samples:
+        if _signature(sample) == usual:
+            alike.setdefault((sample.features, sample.ranks), []).append(sample)
     means = [_merged(some, statistics.fmean) for some in alike.values()]
 
     def law(value: Callable[[_Sample], float]) -> Law:
-        return fit_law([Point(one.features, one.ranks, value(one)) for one in means])
+        return fit_law([Point(sample.features, sample.ranks, value(sample)) for sample in means])
 
     return Speeds(
         tuple(
-            RequestLaw(kind, group, law(lambda one, i=i: one.requests[i][2]))  # type: ignore[misc]
+            RequestLaw(kind, group, law(lambda sample, i=i: sample.requests[i][2]))  # type: ignore[misc]
             for i, (kind, group) in enumerate(usual)
         ),
         tuple(
             {
-                stage: law(lambda one, i=i, stage=stage: one.segments[i][stage])  # type: ignore[misc]
+                stage: law(lambda sample, i=i, stage=stage: sample.segments[i][stage])  # type: ignore[misc]
                 for stage in STAGES
             }
             for i in range(len(usual) + 1)
@@ -228,12 +228,12 @@ def _step(
         requests: list[tuple[str, str, int]] = []
         rounds[0] = _observed(rounds[0], profile, requests)
         observed.append((lockstep(rounds, loop.ranks[0].ranks_per_node), profile, requests))
-    phases = [one for one, _, _ in observed]
+    phases = [round_ for round_, _, _ in observed]
     nbytes = sum(grad.nbytes for of_ranks in grads.values() for grad in of_ranks)
     while phases:
         if nbytes < _HELD_BYTES:
             _other_work()
-        phases = [one for one in phases if next(one, _ENDED) is not _ENDED]
+        phases = [round_ for round_ in phases if next(round_, _ENDED) is not _ENDED]
     return [
         _Sample(
             Features.of_bucket(grads[name][0].shape for name in names),
@@ -284,17 +284,17 @@ def _observed(
 
 
 def _merged(samples: Sequence[_Sample], average: Callable[[Iterable[float]], float]) -> _Sample:
-    """One sample in place of several of the same rounds."""
+    """One sample that replaces several of the same rounds."""
     first = samples[0]
     return _Sample(
         first.features,
         first.ranks,
         tuple(
-            (kind, group, round(statistics.fmean(one.requests[i][2] for one in samples)))
+            (kind, group, round(statistics.fmean(sample.requests[i][2] for sample in samples)))
             for i, (kind, group, _) in enumerate(first.requests)
         ),
         tuple(
-            {stage: average(one.segments[i][stage] for one in samples) for stage in STAGES}
+            {stage: average(sample.segments[i][stage] for sample in samples) for stage in STAGES}
             for i in range(len(first.segments))
         ),
     )

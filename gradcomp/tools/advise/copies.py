@@ -23,7 +23,7 @@ _LONGEST = 60.0
 
 
 def copying_library() -> str:
-    """The library whose copies are measured: "torch" where it is installed, else "numpy"."""
+    """The library that makes the measured copies: "torch" where it is installed, else "numpy"."""
     return "numpy" if importlib.util.find_spec("torch") is None else "torch"
 
 

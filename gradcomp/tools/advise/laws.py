@@ -75,7 +75,7 @@ class Law:
             a + ranks * b + c / ranks
             for a, b, c in zip(self.fixed, self.per_rank, self.shared, strict=True)
         )
-        return sum(weight * one for weight, one in zip(weights, features, strict=True))
+        return sum(weight * feature for weight, feature in zip(weights, features, strict=True))
 
 
 _COUNT = len(Features._fields)
@@ -100,8 +100,12 @@ def fit_law(points: Sequence[Point]) -> Law:
     if used:
         rows = np.array(
             [
-                [x * y / one.value for x in (1, one.ranks, 1 / one.ranks) for y in one.features]
-                for one in used
+                [
+                    x * y / point.value
+                    for x in (1, point.ranks, 1 / point.ranks)
+                    for y in point.features
+                ]
+                for point in used
             ]
         )
         scale = rows.mean(axis=0)  # elements are a million times the buckets
@@ -126,4 +130,4 @@ def _choices() -> list[list[int]]:
         for size in range(1, _MOST + 1)
         for active in itertools.combinations(kind, size)
     }
-    return [list(active) for active in sorted(found, key=lambda one: (len(one), one))]
+    return [list(active) for active in sorted(found, key=lambda choice: (len(choice), choice))]

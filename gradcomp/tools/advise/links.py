@@ -71,7 +71,7 @@ class MeasuredLinks:
 
 
 def engine_here() -> str:
-    """The engine whose launcher has started this process.
+    """The engine with the launcher that has started this process.
 
     Raises:
         GradcompError: none has.
@@ -128,7 +128,7 @@ def measure_links(job: JobLinks, tick: Callable[[], None] = lambda: None) -> Mea
             if seconds >= _LONG_SECONDS or nbytes >= _MOST_BYTES:
                 break
             nbytes *= 2
-        passed = sum(link_bytes(kind.split()[0], one.nbytes, job.size) for one in several)
+        passed = sum(link_bytes(kind.split()[0], request_.nbytes, job.size) for request_ in several)
         byte[kind] = max(seconds - request[kind], 0.0) / passed
         tick()
     return MeasuredLinks(job.name, job.size, job.ranks_per_node, request, byte)
@@ -173,8 +173,8 @@ def _seconds(job: JobLinks, requests: Sequence[Request]) -> float:
         began = time.perf_counter()
         _run(job.engine, requests)
         samples.append(time.perf_counter() - began)
-    own = np.array([statistics.median(samples[1:])])
-    (mean,) = _run(job.engine, [AllReduce("seconds", own)])
+    median = np.array([statistics.median(samples[1:])])
+    (mean,) = _run(job.engine, [AllReduce("seconds", median)])
     return float(mean[0])
 
 

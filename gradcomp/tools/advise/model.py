@@ -26,7 +26,7 @@ def read_model(model: str) -> dict[str, tuple[int, ...]]:
 
     Args:
         model: a name of `MODELS`, the path of a YAML or JSON file, or ``module:function``: a function
-            without arguments, whose result has ``named_parameters()``. The present folder is
+            without arguments that returns an object with ``named_parameters()``. The present folder is
             searched for the module first.
 
     Raises:
@@ -46,9 +46,9 @@ def _of_file(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise GradcompError(f"model {str(path)!r} is no YAML or JSON file: {error}") from error
+        raise GradcompError(f"model {str(path)!r} is not a YAML or JSON file: {error}") from error
     if not isinstance(found, Mapping) or not found:
-        raise GradcompError(f"model {str(path)!r} is no mapping: expected {_EXPECTED}")
+        raise GradcompError(f"model {str(path)!r} is not a mapping: expected {_EXPECTED}")
     return {str(name): _shape(f"{path}: {name}", shape) for name, shape in found.items()}
 
 

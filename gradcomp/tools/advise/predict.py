@@ -91,7 +91,7 @@ class Job:
     def shared(self) -> float:
         """Part of the engine's work that a rank's own work waits for, and the reverse.
 
-        With two cores each has one of its own: 0. With one or less they share it: 1.
+        With two cores each has its own: 0. With one or less they share it: 1.
         """
         return min(1.0, max(0.0, 2.0 - self.cores))
 
@@ -152,7 +152,7 @@ class _Bucket:
 class _Timeline:
     """One rank's step. ``now`` is the time of the thread that trains.
 
-    ``engine_load`` is the engine's work beside a second of this thread, which also works itself.
+    ``engine_load`` is the engine's work during a second of this thread, which also works itself.
     """
 
     job: Job
@@ -230,10 +230,10 @@ class _Timeline:
 
         It spreads over that time. Where it has nothing to do, an engine takes its idle cores.
         """
-        own = sum(self.stages.values())
-        if self.job.ranks == 1 or not own:
+        own_seconds = sum(self.stages.values())
+        if self.job.ranks == 1 or not own_seconds:
             return 0.0
-        busy = min(1.0, self.wire.served.work / own)
+        busy = min(1.0, self.wire.served.work / own_seconds)
         return busy + self.job.idle_load * (1.0 - busy)
 
     def _backward(self) -> dict[str, float]:
@@ -250,9 +250,9 @@ class _Timeline:
             return
         pipeline = late_pipeline(self.config, job)
         resolved = {
-            name: one
-            for name, one in pipeline.resolve_all(job.shapes).items()
-            if not pipeline.sends_dense(one)
+            name: tensor
+            for name, tensor in pipeline.resolve_all(job.shapes).items()
+            if not pipeline.sends_dense(tensor)
         }
         for names in pipeline.buckets(resolved):
             features = Features.of_bucket(job.shapes[name] for name in names)
@@ -297,7 +297,9 @@ class _Timeline:
                         together = []
             self._submit(together)
             pending = [
-                one for one in pending if self.speeds and one.request < len(self.speeds.requests)
+                bucket
+                for bucket in pending
+                if self.speeds and bucket.request < len(self.speeds.requests)
             ]
 
     def _advance(self, bucket: _Bucket) -> None:

@@ -48,8 +48,8 @@ class PriorMaker:
         per_node = config.compress.ranks_per_node or job.ranks_per_node
         nodes = per_node == job.ranks_per_node and 1 < per_node < job.ranks
         groups: dict[PolicyGroup, list[str]] = {}
-        for name, one in late_pipeline(config, job).resolve_all(job.shapes).items():
-            group = one.group
+        for name, tensor in late_pipeline(config, job).resolve_all(job.shapes).items():
+            group = tensor.group
             if group is not None and (nodes or pattern_between_nodes(group.exchange) is None):
                 groups.setdefault(group, []).append(name)
         return cls(config, job, groups)
@@ -84,9 +84,9 @@ class PriorMaker:
                     speeds = cache.speeds(_FP16, "reduce")
                     step = predict(job, _FP16, "reduce", speeds, half)
                 else:
-                    one = self._compressed(group)
-                    speeds = cache.speeds(one.spec, one.exchange)
-                    step = predict(job, one.spec, one.exchange, speeds, self.config)
+                    candidate = self._compressed(group)
+                    speeds = cache.speeds(candidate.spec, candidate.exchange)
+                    step = predict(job, candidate.spec, candidate.exchange, speeds, self.config)
                 seconds[way] = float(f"{step.seconds:.4g}")
             yield {
                 "use": group.spec,

@@ -118,8 +118,12 @@ def _names(spec: Spec, pattern: str) -> Iterator[str]:
 
 
 def to_calibrate(cache: SpeedCache, found: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates whose speeds are not known on this machine."""
-    return [one for one in found if one.compresses and cache.speeds(one.spec, one.exchange) is None]
+    """The candidates without known speeds on this machine."""
+    return [
+        candidate
+        for candidate in found
+        if candidate.compresses and cache.speeds(candidate.spec, candidate.exchange) is None
+    ]
 
 
 def calibrate(
@@ -130,7 +134,7 @@ def calibrate(
     Args:
         tick: called `gradcomp.tools.advise.calibrate.ticks` times for each of ``unknown``.
     """
-    pairs = [(one.spec, one.exchange) for one in unknown]
+    pairs = [(candidate.spec, candidate.exchange) for candidate in unknown]
     for (spec, exchange), speeds in zip(pairs, measure_speeds(pairs, tick), strict=True):
         cache.keep_speeds(spec, exchange, speeds)
 
@@ -139,7 +143,7 @@ def copy_byte(cache: SpeedCache, at_once: int) -> float:
     """Seconds of a copied byte on this machine, measured if they are not known.
 
     Args:
-        at_once: as of `gradcomp.tools.advise.copies.seconds_of_copy`.
+        at_once: as in `gradcomp.tools.advise.copies.seconds_of_copy`.
     """
     seconds = cache.copy_byte(at_once)
     if seconds is None:
@@ -155,13 +159,15 @@ def advise(job: Job, found: Sequence[Candidate], cache: SpeedCache) -> list[Advi
     """
     alone = predict(job, UNCOMPRESSED)
     result = []
-    for one in found:
-        speeds = cache.speeds(one.spec, one.exchange) if one.compresses else None
-        prediction = predict(job, one.spec, one.exchange, speeds)
+    for candidate in found:
+        speeds = cache.speeds(candidate.spec, candidate.exchange) if candidate.compresses else None
+        prediction = predict(job, candidate.spec, candidate.exchange, speeds)
         speedup = prediction.times_as_fast_as(alone)
-        error = error_class(parse(one.spec))
-        result.append(Advice(one, prediction, speedup, error, accuracy_text(one.spec)))
-    return sorted(result, key=lambda one: (one.prediction.seconds, one.candidate.compresses))
+        error = error_class(parse(candidate.spec))
+        result.append(Advice(candidate, prediction, speedup, error, accuracy_text(candidate.spec)))
+    return sorted(
+        result, key=lambda advice: (advice.prediction.seconds, advice.candidate.compresses)
+    )
 
 
 def error_class(spec: Spec) -> str:

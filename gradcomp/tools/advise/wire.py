@@ -76,8 +76,8 @@ class EngineCosts:
         """The same engine where ranks share cores, so that its work takes longer."""
         return self.with_costs(
             {
-                kind: KindCost(*(factor * cost for cost in astuple(one)))
-                for kind, one in self.kinds.items()
+                kind: KindCost(*(factor * cost for cost in astuple(costs)))
+                for kind, costs in self.kinds.items()
             }
         )
 
@@ -114,7 +114,7 @@ ENGINES: dict[str, EngineCosts] = {
 }
 """Engines on Gloo; torch is DDP.
 
-``kinds`` are the costs of a rank with a core of its own: half of those of 4 ranks on 2 cores, which
+``kinds`` are the costs of a rank that has a core for itself: half of those of 4 ranks on 2 cores, which
 `benchmarks/advise.py` measures by requests. ``gradcomp advise --measure`` finds those of a job.
 ``gradient`` is about the mean of compressed and uncompressed ones in `benchmarks/adapter_python.py`.
 ``idle_cores`` fit steps of `benchmarks/advise.py` at 1 Gbit/s. Horovod's ranks communicate in every cycle
@@ -129,7 +129,7 @@ class Served:
     """Time that requests have taken, in seconds by stage.
 
     Attributes:
-        work: seconds in which the engine works, beside the transfer or not.
+        work: seconds in which the engine works, at the same time as the transfer or not.
     """
 
     engine: float = 0.0
@@ -196,42 +196,46 @@ class Wire:
         return done
 
     def _serve(self) -> None:
-        one = self._queue[self._first]
+        waiting = self._queue[self._first]
         self._first += 1
-        kind, cost, served = one.kind.split()[0], self.costs.of(one.kind), self.served
-        handed, nbytes = self._bytes(kind, one)
-        latency = 0.0 if self._inside(one) else link_turns(kind, one.ranks) * self.link.latency
+        kind, cost, served = waiting.kind.split()[0], self.costs.of(waiting.kind), self.served
+        handed, nbytes = self._bytes(kind, waiting)
+        latency = (
+            0.0 if self._inside(waiting) else link_turns(kind, waiting.ranks) * self.link.latency
+        )
         request, fuses = cost.request, self.costs.fuses and kind != "alltoall"
-        if fuses and one.at <= self._open.get((one.kind, one.group), -math.inf):
+        if fuses and waiting.at <= self._open.get((waiting.kind, waiting.group), -math.inf):
             latency = request = 0.0  # it joins an earlier one
         elif fuses:
-            self._open[one.kind, one.group] = one.at + request
+            self._open[waiting.kind, waiting.group] = waiting.at + request
         wire = self.link.seconds(nbytes)
         before, beside = cost.before_byte * handed, cost.beside_byte * handed
         seconds = latency + request + before + max(wire, beside)
         # Of an engine that fuses, a request's time is a wait for the next cycle and other ranks.
         work = before + beside + (0.0 if fuses else request)
-        begin = max(self._free, one.at)
+        begin = max(self._free, waiting.at)
         end = begin + seconds
         if seconds and end > self.spins_from:
             end += self.spin * work * (end - max(begin, self.spins_from)) / seconds
-        one.done = self._free = end
+        waiting.done = self._free = end
         served.latency += latency
         served.wire += wire
         served.engine += request + before + max(0.0, beside - wire)
         served.nbytes += nbytes
         served.work += work
 
-    def _bytes(self, kind: str, one: _Waiting) -> tuple[float, float]:
+    def _bytes(self, kind: str, waiting: _Waiting) -> tuple[float, float]:
         """Bytes that the engine handles for a request, and those that pass the node's link."""
-        handed = link_bytes(kind, one.nbytes, one.ranks)
-        if self._inside(one):
+        handed = link_bytes(kind, waiting.nbytes, waiting.ranks)
+        if self._inside(waiting):
             return handed, 0.0
-        if one.group == "all" and kind in self.costs.direct and one.ranks > 1:
-            outside = one.ranks - self.ranks_per_node
-            return handed, handed * self.ranks_per_node * outside / (one.ranks - 1)
+        if waiting.group == "all" and kind in self.costs.direct and waiting.ranks > 1:
+            outside = waiting.ranks - self.ranks_per_node
+            return handed, handed * self.ranks_per_node * outside / (waiting.ranks - 1)
         return handed, handed
 
-    def _inside(self, one: _Waiting) -> bool:
+    def _inside(self, waiting: _Waiting) -> bool:
         """Whether a request passes no link."""
-        return one.group == "node" or (one.group == "all" and one.ranks <= self.ranks_per_node)
+        return waiting.group == "node" or (
+            waiting.group == "all" and waiting.ranks <= self.ranks_per_node
+        )
