@@ -225,10 +225,10 @@ def speeds() -> None:
 
 
 def bucket_speeds(path: Path) -> None:
-    """CPU time for each step of a file, anew and from the step before, and the errors' ratio."""
+    """CPU time for each step of a file, as a first step and carried from the previous one, and the errors' ratio."""
     steps = load(path)
     print(f"\n{path.stem}, {numel(steps[0])} elements in {len(steps[0])} tensors, ms")
-    print(f"{'rate':>6} {'anew':>8} {'carried':>8} {'largest':>8} {'decode':>8} {'error':>8}")
+    print(f"{'rate':>6} {'first':>8} {'carried':>8} {'largest':>8} {'decode':>8} {'error':>8}")
     for rate in (0.1, 0.25, 0.5):
         codec = gradcomp.get_codec(f"adaptive(rate={rate})")
         carried = [np.zeros(codec.carried, np.float32) for _ in steps[0]]

@@ -1,5 +1,5 @@
 // Splits a tensor into ranges, chunks or blocks, and hands these to the threads. Borders of chunks
-// and blocks never depend on the number of threads, so that results do not either.
+// and blocks never depend on the number of threads, so results do not depend on it either.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,8 @@ void for_chunks(std::size_t n, const Fn& fn) noexcept {
 }
 
 // Calls fn(block, begin, count) for every block of `size` <= kChunk elements (the last one may be
-// shorter), on all threads. The thread in whose range a block begins takes it whole.
+// shorter), on all threads. A block is processed by the thread whose range contains its first
+// element.
 template <typename Fn>
 void for_blocks(std::size_t n, std::size_t size, const Fn& fn) noexcept {
   for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {

@@ -1,5 +1,5 @@
-// Logarithms and powers of 2 from sums, products and quotients alone. Results of the C library
-// differ between platforms, and must not decide the bytes that an encoder writes.
+// Logarithms and powers of 2, computed only from sums, products and quotients. Results of the C
+// library differ between platforms, and must not decide the bytes that an encoder writes.
 #pragma once
 
 #include <cmath>

@@ -43,7 +43,7 @@ inline constexpr std::uint32_t kDrawBlocks = 0;  // 64-bit draws, see Stream
 inline constexpr std::uint32_t kWordBlocks = 1;  // random words
 // Rounding words: thresholds for stochastic rounding. Elements i and i + 16 of a run of 32 share
 // word 16 * (i / 32) + i % 16; the second one swaps its halves. Each word is uniform, so the
-// probability of rounding up is the same as with a word of its own: no bias, the same expected
+// probability of rounding up is the same as with a separate word: no bias, the same expected
 // squared error. Except with probability 2^-16, the upper half of the word alone decides, and the
 // halves are independent. Hence the covariance of the two decisions is below 2^-16.
 inline constexpr std::uint32_t kRoundingBlocks = 2;

@@ -1,5 +1,5 @@
-// Error reports: a code for programs, a message for people. Nothing in csrc throws across its
-// border, prints or aborts.
+// Error reports: a code for programs, a message for people. Code in csrc never throws to its
+// callers, prints or aborts.
 #pragma once
 
 #include <string>

@@ -13,7 +13,7 @@ void set_thread_count(std::size_t count) noexcept;
 
 inline constexpr std::size_t kMaxThreads = 256;
 
-// Calls task(context, i) for i in [0, count), on the pool when it is free, else on this thread.
+// Calls task(context, i) for i in [0, count), on the pool if it is free, otherwise on this thread.
 // Tasks must not throw and must not depend on which thread runs them. Safe after fork(). Most
 // callers want for_tasks().
 void run_tasks(std::size_t count, void (*task)(void*, std::size_t), void* context) noexcept;

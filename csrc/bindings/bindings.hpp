@@ -1,4 +1,4 @@
-// Subjects of gradcomp._core, a file each; module.cpp calls them in turn.
+// The parts of gradcomp._core, each in its own file; module.cpp calls them in turn.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,7 +14,7 @@ void bind_memory(pybind11::module_& m);       // arithmetic of memories
 void bind_settings(pybind11::module_& m);     // instruction set, threads
 void bind_linalg(pybind11::module_& m);       // products and bases of low-rank algorithms
 void bind_polar(pybind11::module_& m);        // gradcomp.polar: polar codes for study
-void bind_kept_memory(pybind11::module_& m);  // memory that is used again
+void bind_kept_memory(pybind11::module_& m);  // memory that is reused
 void bind_plugins(pybind11::module_& m);      // plug-ins: codecs in Python, shared libraries
 
 }  // namespace gradcomp::bindings

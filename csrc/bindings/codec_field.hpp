@@ -6,7 +6,7 @@
 
 namespace gradcomp::bindings {
 
-// Of a gradcomp named tuple with a field `codec`, which keeps it.
+// The codec in the field `codec` of a gradcomp named tuple, which owns it.
 inline const CompiledCodec& codec_of(py::handle tuple) {
   static const Field codec("codec"), core("core");
   return core.of(codec.of(tuple)).cast<const PyCodec&>().compiled();

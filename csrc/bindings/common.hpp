@@ -1,4 +1,4 @@
-// Arrays, errors and the GIL: helpers of all files of this folder, the only one that knows
+// Arrays, errors and the GIL: helpers for all files of this folder, the only one that uses
 // pybind11.
 #pragma once
 

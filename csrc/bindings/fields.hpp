@@ -6,8 +6,8 @@
 
 namespace gradcomp::bindings {
 
-// A field of a named tuple. The name is interned: lookups take the cache of
-// the type, and no string is made.
+// A field of a named tuple. The name is interned: lookups use the cache of the type, and do not
+// create a string.
 class Field {
  public:
   explicit Field(const char* name) : name_(PyUnicode_InternFromString(name)) {

@@ -1,4 +1,4 @@
-// Memory of arrays that nothing refers to any more, for the next arrays of their size.
+// Memory of arrays that are no longer referenced, reused for the next arrays of their size.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,9 @@
 
 namespace gradcomp::bindings {
 
-// An array of any content. A step needs the same sizes as the one before, and a system that is
-// given large memory back clears it anew for each step, which takes longer than many a codec.
+// An array with undefined content. A step needs the same sizes as the previous one. If large memory
+// were returned to the system, the system would clear it again for each step, which takes longer
+// than many codecs.
 Bytes room(std::size_t nbytes);
 
 }  // namespace gradcomp::bindings

@@ -11,7 +11,7 @@
 
 namespace gradcomp {
 
-// All rows so far. Safe beside add_stage().
+// All rows so far. May run at the same time as add_stage().
 Span<const StageInfo> registry();
 const StageInfo* find_stage(std::string_view name) noexcept;
 const StageInfo* find_stage(std::uint16_t codec_id) noexcept;

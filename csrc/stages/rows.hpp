@@ -30,7 +30,7 @@ std::vector<StageInfo> coder_stages();
 // Whether error feedback follows the learning rate.
 ParamInfo residual_lr_param();
 
-// Parameters of momentum correction. The preset `dgc` has them too, with another name for
+// Parameters of momentum correction. The preset `dgc` has them too, with a different name for
 // `masking`.
 std::vector<ParamInfo> momentum_params(const char* masking);
 

@@ -1,4 +1,4 @@
-// Averages of frames other than their sum: over senders, and with clipped norms.
+// Averages of frames other than their plain mean: over senders, and with clipped norms.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 namespace gradcomp {
 
-// The factor of each of the norms: those above the median are scaled down to it. Of an even number
-// the lower one of the middle two counts. NaN is the largest norm, and is not scaled.
+// The factor of each of the norms: those above the median are scaled down to it. With an even
+// number of norms, the median is the lower one of the middle two. NaN is the largest norm, and is
+// not scaled.
 void median_factors(Span<const double> norms, Span<double> factors);
 
 // acc[i] /= counts[i] where counts[i] is above 1.

@@ -1,5 +1,5 @@
-// Many tensors in one call: the frames of a bucket, one after the other. All threads work on one
-// large tensor after the other, and on small ones at once, one thread each.
+// Many tensors in one call: the frames of a bucket, one after the other. All threads work together
+// on one large tensor after the other; small tensors are processed in parallel, each by one thread.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ struct EncodeItem {
 std::size_t max_batch_size(Span<const EncodeItem> items) noexcept;
 
 // Writes the items' frames to `out` without gaps; sizes[i] is the size of frame i. Items of one
-// spec whose codec has BucketCodec share(). After an error some residuals may be corrected
-// gradients, and others the result of encoding.
+// spec are one bucket if its codec has BucketCodec share(). After an error some residuals may be
+// corrected gradients, and others the result of encoding.
 Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<std::size_t> sizes);
 
 struct DecodeItem {
@@ -39,7 +39,7 @@ struct DecodeItem {
   // Frames whose L2 norm is above the median of the norms are scaled down to it; then averaged over
   // all frames, unless over_senders.
   bool clips = false;
-  // acc need not hold zeros: its former elements do not count.
+  // acc need not hold zeros: its previous elements are ignored.
   bool replaces = false;
   // Feedback::decoded() of frame number `own`, which then need not be decoded; empty: none is
   // known.
@@ -53,9 +53,9 @@ struct BatchFault {
   std::size_t frame = 0;
 };
 
-// acc += weight * decode(frame), frame after frame, for each item; piece after piece where the
-// codec can open its payloads. After an error every acc must be discarded, and `fault` is the first
-// frame that was refused.
+// acc += weight * decode(frame), frame after frame, for each item; piece after piece if the codec
+// can open its payloads. After an error every acc must be discarded, and `fault` is the first frame
+// that was refused.
 Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* fault);
 
 }  // namespace gradcomp

@@ -1,4 +1,5 @@
-// The frame: a header that makes a payload self-describing. docs/wire-format.md is the norm.
+// The frame: a header that makes a payload self-describing. docs/wire-format.md is the
+// specification.
 #pragma once
 
 #include <cstddef>

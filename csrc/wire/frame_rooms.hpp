@@ -1,4 +1,4 @@
-// Memory of frames that threads write at once.
+// Memory for frames that several threads write at the same time.
 #pragma once
 
 #include <cstddef>

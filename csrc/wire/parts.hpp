@@ -1,5 +1,5 @@
 // Frames from their parts, and back: for devices that choose, round and add up elements themselves.
-// Headers, coding of indices, checksums and the checks of foreign bytes stay here.
+// Headers, coding of indices, checksums and the checks of foreign bytes are implemented here.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace gradcomp {
 
 // The frame of kept units of n elements; see KeptCodec::pack. `out` has max_frame_size(codec, n),
-// and the stream counts for seeded codecs alone.
+// and the stream is used only for seeded codecs.
 Status frame_of_kept(const CompiledCodec& codec, const KeptParts& kept, std::size_t n,
                      std::uint64_t stream, Span<std::uint8_t> out, std::size_t* written);
 
@@ -47,7 +47,7 @@ struct CodedFrame {
   std::size_t n = 0;
 };
 
-// Kept units with memory of their own.
+// Kept units with their own memory.
 struct OwnedKept {
   std::vector<std::uint32_t> indices;
   std::vector<float> values;
@@ -56,8 +56,8 @@ struct OwnedKept {
 // kept_of_frame() for several frames, on all threads. After an error `kept` must be discarded.
 Status kept_of_frames(Span<const CodedFrame> frames, Span<OwnedKept> kept);
 
-// Frames with their payloads, whose every byte is checked, on all threads. After an error `opened`
-// must be discarded.
+// Frames with their payloads, on all threads; every byte is checked. After an error `opened` must
+// be discarded.
 Status payloads_of_frames(Span<const CodedFrame> frames, Span<Frame> opened);
 
 // Checks the header of a frame of n elements, and its CRC. The bytes of the payload itself are not

@@ -1,8 +1,8 @@
 // The search for the one step of a bucket and the rank of each of its tensors.
 //
-// begin() chooses ranks and a first step from samples alone; resume() takes the ranks of the
-// training step before and so is several times as fast. settle() then finds the step with all
-// elements quantized. store() keeps the result for the next training step.
+// begin() chooses ranks and a first step only from samples; resume() uses the ranks of the previous
+// training step, which is several times as fast. settle() then finds the step with all elements
+// quantized. store() keeps the result for the next training step.
 #pragma once
 
 #include <cstddef>
@@ -37,19 +37,19 @@ class BucketSearch {
   // Turns the matrices of candidates that are `turned`; raises `largest_` to their largest
   // magnitude.
   Status turn_all(Scratch& scratch);
-  // Takes the low-rank parts out of whole tensors.
+  // Subtracts the low-rank parts from whole tensors.
   Status take_out(Scratch& scratch);
-  // Finds the step for levels alone. Clears *resumed where the carried state did not suit and
-  // begin() was needed.
+  // Finds the step for levels only. Clears *resumed if the carried state did not suit and begin()
+  // was needed.
   Status settle(bool* resumed, StepSearch* found, Scratch& scratch);
-  // Where no step takes about as many bytes as asked, as with elements of one magnitude: sends only
-  // the first elements of the bucket, with the next finer step. Error feedback sends the others in
-  // later training steps, as their residuals grow. Returns in *part whether it did so.
+  // If no step takes about the requested number of bytes, as with elements of one magnitude, sends
+  // only the first elements of the bucket, with the next finer step. Error feedback sends the
+  // others in later training steps, as their residuals grow. Returns in *part whether it did so.
   Status send_part(StepSearch* found, bool* part, Scratch& scratch);
   // Stores the state for the next training step.
   Status store(bool resumed, const StepSearch& found, Scratch& scratch);
-  // coder=polar: given the step for levels alone, lets groups become points, with a smaller step,
-  // where that costs less.
+  // coder=polar: given the step for levels only, lets groups become points, with a smaller step, if
+  // that costs less.
   void place_points(const StepSearch& levels);
 
   // Sums over all candidates; see there.
@@ -57,8 +57,8 @@ class BucketSearch {
   double bytes(float step);
   // As bytes(), with points in up to `groups` of 255 groups; also finds the squared error.
   double bytes_with_points(float step, std::uint8_t groups, double* error);
-  // Bytes estimated from samples of the rest; from all elements of tensors that the sample is
-  // complete for.
+  // Bytes estimated from samples of the rest, or from all elements of a tensor if the sample is the
+  // whole tensor.
   double promised_bytes(float step);
   // The elements' root mean square, from samples.
   double root_mean_square() const;

@@ -1,5 +1,5 @@
 // A tensor in the search for step and ranks: it estimates the tensor's bytes and error from a
-// sample of its elements, and chooses the rank that costs least there.
+// sample of its elements, and chooses the rank that costs least for it.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct Candidate {
   const BucketTensor* tensor;
   LearnedBasis learned = {};  // rank 0: none that this step can use
   CarriedState carried = CarriedState::from({tensor->carried.data(), tensor->carried.size()});
-  bool turned = false;  // whether the tensor is sent as seen from the learned basis
+  bool turned = false;  // whether the tensor is sent in the learned basis
   RankChoice choice = {};
 
   // Filled by take_sample():
@@ -60,14 +60,14 @@ struct Candidate {
   // the last choice. Returns that cost: squared error plus kBitWorth for each bit, in squares of
   // the step.
   double choose_rank(bool all, float step);
-  // Turns the matrix in the next step, or no longer, where the other form costs less than `cost`.
+  // Switches between turned and unturned for the next step if the other form costs less than
+  // `cost`.
   Status compare_turned(double cost, float step, Scratch& scratch);
 
   // Writes the turned matrix to `out` and makes it the matrix of `to`. Returns its largest
-  // magnitude, or 0 where it is not finite, which a damaged basis may cause: then `to` is
-  // unchanged.
+  // magnitude, or 0 if it is not finite, which a damaged basis may cause: then `to` is unchanged.
   float turn_to(float* out, TensorPlan* to) const;
-  // Takes the low-rank part of `choice` out of the whole tensor; `rest_out` and `symbols_out` are
+  // Subtracts the low-rank part of `choice` from the whole tensor; `rest_out` and `symbols_out` are
   // its buffers.
   void take_out(float* rest_out, std::uint8_t* symbols_out);
   // Makes the sample one of the rest of the whole tensor.

@@ -1,5 +1,5 @@
-// State that the search keeps of a tensor from one step to the next, so that it need not begin
-// anew.
+// State of a tensor that the search keeps from one step to the next, so that it need not start
+// over.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ struct CarriedState {
   // The rank of the low-rank part.
   std::size_t pairs() const;
   bool turned() const { return rank < 0; }
-  // Whether a search can begin from it: false for no state, and for numbers out of range, e.g. of a
-  // damaged checkpoint.
+  // Whether a search can start from it: false if there is no state, or if numbers are out of range,
+  // e.g. from a damaged checkpoint.
   bool usable() const;
 };
 

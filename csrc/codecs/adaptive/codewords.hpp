@@ -1,6 +1,6 @@
 // Codewords of polar codes for n lattice points: a bit for each point says which half of the
-// lattice it belongs to. There are 1 to 64 codes ("lanes") side by side, as many as leave each of
-// them long. docs/wire-format.md#adaptive is the norm.
+// lattice it belongs to. There are 1 to 64 codes ("lanes") side by side, as many as possible while
+// each stays long. docs/wire-format.md#adaptive is the specification.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class Codewords {
   // Finds codewords near the LLRs; those of positions without a point must be 0. Makes a word of
   // `bits` for each row, and the bytes() that decode to them.
   void encode(const std::int8_t* llr, std::uint64_t* bits, std::uint8_t* out) const;
-  // False where the padding after the last word is not zero.
+  // Returns false if the padding after the last word is not zero.
   bool decode(const std::uint8_t* in, std::uint64_t* bits) const;
 
  private:
@@ -39,7 +39,7 @@ class Codewords {
 
   std::size_t lanes() const { return std::size_t{1} << lanes_log2_; }
   std::size_t words() const;
-  // Of a word of 64 bits only the lowest lanes() travel.
+  // Only the lowest lanes() bits of a word of 64 bits are sent.
   void put_word(std::uint64_t word, BitWriter* writer) const;
   std::uint64_t get_word(BitReader* reader) const;
 

@@ -1,7 +1,7 @@
 // Frequencies of the magnitudes in each class of contexts, for rANS.
 //
-// They are from a family with two parameters, the shape. So a payload describes a class with one
-// byte, or with none where the class has its default shape.
+// They are from a family with two parameters, the shape. A payload therefore describes a class with
+// one byte, or with none if the class has its default shape.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ class FrequencyTables {
   static constexpr std::size_t kMaxBytes = 2 + kClasses;
   // Returns the bytes written.
   std::size_t write(std::uint8_t* out) const;
-  // Returns the bytes read, or 0 where `in` is too short.
+  // Returns the bytes read, or 0 if `in` is too short.
   std::size_t read(Span<const std::uint8_t> in);
 
   void fill(ClassTables* tables) const;

@@ -1,4 +1,4 @@
-// coder=polar of `adaptive`: encodes a tensor whose groups become levels or points
+// coder=polar of `adaptive`: encodes a tensor; each group becomes levels or points
 // (group_form.hpp), whichever costs less.
 #pragma once
 
@@ -23,7 +23,7 @@ class GroupCoder {
 
   ~GroupCoder();
 
-  // Bytes of the payload, about; 1 where all elements are 0.
+  // Approximate bytes of the payload; 1 if all elements are 0.
   double bytes() const { return bytes_; }
   // The squared error, in squares of the step.
   double error() const { return error_; }
@@ -32,8 +32,8 @@ class GroupCoder {
 
   // Replaces the symbols of all elements: 0 for elements that become points.
   void put_levels(std::uint8_t* symbols) const;
-  // Writes the stream of a band, with the matrices of `factors` first. Returns the bytes, or 0
-  // where they do not fit.
+  // Writes the stream of a band, with the matrices of `factors` first. Returns the bytes, or 0 if
+  // they do not fit.
   std::size_t encode_band(std::size_t band, Span<const SymbolMatrix> factors, std::size_t lanes,
                           std::uint8_t* out, std::size_t capacity) const;
 
@@ -44,7 +44,7 @@ class GroupCoder {
   // Codes all bands; these tables choose groups and points. Returns the sum of the bands'
   // statistics.
   BandStats code(const FrequencyTables& levels, const FrequencyTables& indices);
-  // Chooses the form and the tables for the groups as they are coded, or for levels alone.
+  // Chooses the form and the tables for the groups as they are coded, or for levels only.
   void find_form(const Quantized& quantized, const SymbolCounts& counted, const BandStats& stats);
 
   MatrixShape shape_;

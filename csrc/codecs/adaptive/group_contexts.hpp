@@ -1,5 +1,5 @@
-// Contexts of groups that may be of points: how encoder and decoder classify a group and update its
-// means.
+// Contexts of groups that may consist of points: how encoder and decoder classify a group and
+// update its means.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace gradcomp {
 
-// The class of a group of `count` columns from `at` on.
+// The class of a group of `count` columns, starting at `at`.
 unsigned group_class(const Contexts& contexts, std::size_t at, std::size_t count);
 
 // The classes of the kGroup columns from `at` on.

@@ -1,4 +1,4 @@
-// coder=polar of `adaptive`: decodes a band whose groups are levels or points (group_form.hpp).
+// coder=polar of `adaptive`: decodes a band with groups of levels or points (group_form.hpp).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace gradcomp {
 
-// Decodes a stream into matrices, of which the last one, the band, has groups. False where `in` is
+// Decodes a stream into matrices; only the last one, the band, has groups. Returns false if `in` is
 // not exactly the code of such matrices.
 bool decode_groups(Span<const std::uint8_t> in, const ClassTables& levels, const GroupForm& form,
                    std::size_t lanes, Span<LevelMatrix> matrices);

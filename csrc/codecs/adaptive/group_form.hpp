@@ -1,15 +1,15 @@
-// coder=polar of `adaptive`: the fields that say which groups of elements are lattice points, and
-// the values of those.
+// coder=polar of `adaptive`: the fields that tell which groups of elements are lattice points, and
+// the values of these points.
 //
-// A group (kGroup elements of a row) is either of levels or of points: points of the half-integer
+// A group (kGroup elements of a row) consists either of levels or of points of the half-integer
 // lattice (polar/lattice.hpp). Codewords of polar codes (codewords.hpp) give the half of the
-// lattice that each point belongs to. Its number within that half, the index, is coded as levels
-// are, by classes of contexts.
+// lattice that each point belongs to. Its number within that half, the index, is coded like levels,
+// by classes of contexts.
 //
 // Entropy coding of cosets: Fischer, Wang: Entropy-Constrained Trellis-Coded Quantization, IEEE
 // Trans. Inf. Theory 1992; here with the codes of Korada, Urbanke: Polar Codes are Optimal for
 // Lossy Source Coding, IEEE Trans. Inf. Theory 2010, instead of a trellis.
-// docs/wire-format.md#adaptive is the norm.
+// docs/wire-format.md#adaptive is the specification.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,8 @@ inline constexpr double kSquaredSpacing =
 inline constexpr std::size_t kPointCountBytes = 4;
 
 struct GroupForm {
-  // First class whose groups are usually coded as points, plus 4; kNoPoints: all groups are levels.
+  // First class with groups that are usually coded as points, plus 4; kNoPoints: all groups are
+  // levels.
   std::uint8_t start = kNoPoints;
   // Offsets of the reconstruction points, in 64ths of the points' distance: of index 0, and of all
   // others.
@@ -43,7 +44,7 @@ struct GroupForm {
 
   // Returns the bytes written.
   std::size_t write(std::uint8_t* out) const;
-  // Returns the bytes read, or 0 where `in` is too short or `start` too large.
+  // Returns the bytes read, or 0 if `in` is too short or `start` too large.
   std::size_t read(Span<const std::uint8_t> in);
 
   // Frequency, out of kRansTotal, of points among groups of this class.

@@ -1,5 +1,5 @@
 // State of preset=basis: the directions in which the rows and columns of past averages were
-// largest. All ranks have the same averages, hence the same directions.
+// largest. All ranks have the same averages, and therefore the same directions.
 //
 // A gradient X may then be sent "turned", as B = Q_rows^T X Q_cols. Each Q is an orthonormal basis
 // of the whole space that begins with these directions, up to their signs: Q = I - Y T Y^T. Here
@@ -40,8 +40,8 @@ struct LearnedBasis {
 std::size_t learned_basis_size(std::size_t rows, std::size_t cols);
 
 // Updates the numbers of a basis (zeros: nothing learned yet) with an average [rows x cols]. They
-// stay as they are where its largest magnitude is not in [2^-40, 2^40]. The method is in
-// docs/adaptive.md#preset-basis.
+// do not change if its largest magnitude is not in [2^-40, 2^40]. docs/adaptive.md#preset-basis
+// describes the method.
 Status learn_basis(const float* average, std::size_t rows, std::size_t cols, Scratch& scratch,
                    Span<float> numbers);
 

@@ -1,4 +1,4 @@
-// The low-rank part of a matrix: X = P V + E, with P [rows x rank] and V [rank x cols] in whole
+// The low-rank part of a matrix: X = P V + E, with P [rows x rank] and V [rank x cols] in integer
 // multiples of steps.
 #pragma once
 
@@ -46,7 +46,7 @@ struct LowRank {
   std::size_t low_bits() const;
 };
 
-// The upper half of a float32, rounded towards 0: a step as it travels.
+// The upper half of a float32, rounded towards 0: a step as it is sent.
 float short_float(double x);
 
 // Fits P and V to x, from the first `rank` directions of the sample, and rounds them. `step` is

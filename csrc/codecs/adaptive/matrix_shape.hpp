@@ -8,8 +8,8 @@
 
 namespace gradcomp {
 
-// Elements of a band, about. Each band has a run of rANS and contexts of its own, so that threads
-// can share a matrix.
+// Approximate number of elements of a band. Each band has its own run of rANS and its own contexts,
+// so that threads can share a matrix.
 inline constexpr std::size_t kBandElements = std::size_t{1} << 20;
 
 struct MatrixShape {
@@ -31,7 +31,7 @@ struct MatrixShape {
   std::size_t rows_of_band(std::size_t band) const {
     return std::min(band_rows(), rows - band_begin(band));
   }
-  // Calls fn(band) for all bands, on all threads where there is work for several.
+  // Calls fn(band) for all bands, on all threads if there is work for several.
   template <typename Fn>
   void for_bands(const Fn& fn) const {
     for_parts(bands(), range_count(size()) == 1 ? 1 : bands(),

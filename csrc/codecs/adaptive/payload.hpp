@@ -1,5 +1,5 @@
 // Fields of adaptive's payload that come before its streams: how they are written and read.
-// docs/wire-format.md#adaptive is the norm.
+// docs/wire-format.md#adaptive is the specification.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ struct LevelValues {
 struct PayloadHead {
   std::size_t lanes = 1;  // rANS states: a power of 2, at most 32
   std::size_t rank = 0;   // of the low-rank part; 0 for a turned matrix, see TurnedFields
-  bool turned = false;    // whether the matrix is seen from a learned basis
+  bool turned = false;    // whether the matrix is in a learned basis
   std::size_t cols = 0;
   LevelValues values;
 
@@ -47,7 +47,7 @@ struct PayloadHead {
   static Status read(Span<const std::uint8_t> in, std::size_t n, bool basis, PayloadHead* head);
 };
 
-// A turned matrix has these between its tables and its factors.
+// Fields of a turned matrix, between its tables and its factors.
 struct TurnedFields {
   std::size_t rank = 0;
   std::uint32_t basis = 0;  // LearnedBasis::check

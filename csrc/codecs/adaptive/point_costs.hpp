@@ -12,7 +12,7 @@
 
 namespace gradcomp {
 
-// The level of a magnitude; of the top magnitude the one nearest to an element of `size` steps.
+// The level of a magnitude; for the top magnitude, the one nearest to an element of `size` steps.
 inline float level_near(unsigned magnitude, float size) {
   return magnitude < kTopMagnitude ? static_cast<float>(magnitude) : std::floor(size + 0.5f);
 }
@@ -23,7 +23,7 @@ struct LevelCosts {
 
   explicit LevelCosts(const FrequencyTables& tables);
 
-  // Of an element of `size` steps, with a class and its symbol there.
+  // Cost of an element of `size` steps, with a class and its symbol in that class.
   float of(unsigned of_class, unsigned symbol, float size) const {
     const unsigned magnitude = (symbol + 1) / 2;
     const float off = size - level_near(magnitude, size);

@@ -1,5 +1,5 @@
-// A tensor on the encoder's way from elements to symbols: the low-rank part is taken out, and the
-// rest quantized with a dead zone.
+// A tensor on the encoder's way from elements to symbols: the low-rank part is subtracted, and the
+// rest is quantized with a dead zone.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct SymbolCounts {
 
 class Quantized {
  public:
-  // `turned`: x is the matrix as seen from a learned basis.
+  // `turned`: x is the matrix in a learned basis.
   Quantized(const float* x, MatrixShape shape, bool turned = false)
       : x_(x), rest_(x), shape_(shape), turned_(turned) {}
 
@@ -33,20 +33,20 @@ class Quantized {
   // x without the low-rank part.
   const float* rest() const { return rest_; }
 
-  // Takes out the low-rank part of this rank. The rest goes to `out`, which rank 0 does not use.
+  // Subtracts the low-rank part of this rank. The rest goes to `out`, which rank 0 does not use.
   void take_out(const SampledRows& sampled, std::size_t rank, float factor_step, float* out);
   // Replaces the rest; it must stay valid.
   void set_rest(const float* rest) { rest_ = rest; }
-  // The factors' bytes in the payload, about.
+  // Approximate bytes of the factors in the payload.
   double factor_bytes() const;
   // Fills `symbols` (a byte for each element) with those of the rest.
   SymbolCounts quantize(float step, std::uint8_t* symbols) const;
-  // Finds the tables for these symbols and the factors'. Returns the bytes of the payload, about; 1
-  // where all elements are 0.
+  // Finds the tables for these symbols and the factors'. Returns the approximate bytes of the
+  // payload; 1 if all elements are 0.
   double finish(const SymbolCounts& counted, FrequencyTables* tables) const;
   // Whether all elements are decoded as 0.
   bool all_zero(const SymbolCounts& counted) const;
-  // The number of rANS states for a payload of so many bytes.
+  // The number of rANS states for a payload of this many bytes.
   std::size_t lanes(double bytes) const;
 
   // The high numbers of V, then of P, with their symbols in `symbols`.

@@ -14,8 +14,8 @@ struct SampledRows {
   std::size_t rows = 0;  // number of rows sampled
   std::size_t cols = 0;
   std::vector<float> x;  // rows x cols, evenly spaced rows
-  // As many other rows, or empty where x has all. Directions must be judged by rows that did not
-  // make them.
+  // The same number of other rows, or empty if x has all. Directions must be judged by rows from
+  // which they were not computed.
   std::vector<float> others;
   const std::vector<float>& test() const { return others.empty() ? x : others; }
 

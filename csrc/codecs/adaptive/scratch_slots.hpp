@@ -1,5 +1,4 @@
-// The slots of the Scratch that adaptive uses. Orthonormalization has slots of its own, below
-// these.
+// The slots of the Scratch that adaptive uses. Orthonormalization has separate slots, below these.
 #pragma once
 
 #include <cstddef>

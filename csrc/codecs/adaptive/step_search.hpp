@@ -13,10 +13,11 @@ struct StepSearch {
 };
 
 // Solves fn(step) = target for a positive function that falls with the step, from a first guess.
-// `slope`: of the function's logarithm by that of the step, without its sign; a first estimate,
-// which becomes the last one. Ends when the value is within `tolerance` of the target (as a
-// fraction), at the step `least`, or after `passes` calls of fn; the result is the step that came
-// nearest. Portable: it takes no function of the C library whose rounding differs.
+// `slope`: absolute slope of the function's logarithm over the logarithm of the step; pass a first
+// estimate, which is replaced by the last one. Ends when the value is within `tolerance` of the
+// target (as a fraction), at the step `least`, or after `passes` calls of fn; the result is the
+// step that came nearest. Portable: it does not call functions of the C library that round
+// differently between platforms.
 StepSearch find_step(double guess, double least, double target, double tolerance, int passes,
                      double* slope, const std::function<double(float)>& fn);
 

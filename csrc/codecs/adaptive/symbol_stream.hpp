@@ -17,7 +17,7 @@ namespace gradcomp {
 inline constexpr std::uint32_t kMaxExcess = 32766;
 inline constexpr double kMaxLevel = kTopMagnitude + kMaxExcess;
 
-// Numbers whose contexts do not depend on other matrices.
+// A matrix of numbers with contexts that do not depend on other matrices.
 struct SymbolMatrix {
   const float* x;         // before rounding
   std::uint8_t* symbols;  // class * kClassSymbols + symbol, see CodingKernels::classify
@@ -41,7 +41,7 @@ std::size_t excess_bits(const std::vector<std::uint32_t>& excesses);
 // Appends the excess of each symbol of the top magnitude.
 void find_excesses(const SymbolMatrix& matrix, const DeadZone& zone,
                    std::vector<std::uint32_t>* excesses);
-// Writes them from *to on, which becomes their end; false where they do not fit.
+// Writes them at *to, which becomes their end; returns false if they do not fit.
 bool write_excesses(const std::vector<std::uint32_t>& excesses, std::uint8_t** to,
                     const std::uint8_t* end);
 
@@ -51,11 +51,11 @@ class SymbolWriter {
  public:
   SymbolWriter(std::uint8_t* out, const std::uint8_t* end, std::size_t lanes);
 
-  // Symbols of a row, of which symbol j uses state j % lanes. False where they do not fit.
+  // Writes the symbols of a row; symbol j uses state j % lanes. Returns false if they do not fit.
   bool push(const std::uint8_t* symbols, std::size_t n, const RansEncodeTable& table);
   // All rows of a matrix.
   bool push(const SymbolMatrix& matrix, const RansEncodeTable& table);
-  // Writes the states. Returns the end of the stream, or nullptr where they do not fit.
+  // Writes the states. Returns the end of the stream, or nullptr if they do not fit.
   std::uint8_t* finish();
 
  private:
@@ -65,8 +65,8 @@ class SymbolWriter {
   std::uint32_t states_[kRansLanes];
 };
 
-// Writes a whole stream; zones[i] is the quantizer of matrices[i]. Returns the bytes, or 0 where
-// they are more than `capacity`.
+// Writes a whole stream; zones[i] is the quantizer of matrices[i]. Returns the bytes, or 0 if they
+// are more than `capacity`.
 std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
                           const RansEncodeTable& table, std::size_t lanes, std::uint8_t* out,
                           std::size_t capacity);
@@ -96,16 +96,16 @@ struct LevelMatrix {
 // Reads symbols from a run of rANS.
 class SymbolReader {
  public:
-  // False where `in` does not end with valid states.
+  // Returns false if `in` does not end with valid states.
   bool open(Span<const std::uint8_t> in, std::size_t lanes);
 
-  // All three are false where the words end too soon.
+  // All three return false if the words end too soon.
   bool row(const ClassTables& tables, Contexts& contexts, std::int8_t* levels, std::size_t n);
   bool matrix(const ClassTables& tables, const LevelMatrix& matrix);
   // Decodes a bit with state 0; 1 has the frequency `ones`, out of kRansTotal.
   bool flag(std::uint32_t ones, bool* set);
 
-  // Whether all states are those that the encoder began with.
+  // Whether all states are the encoder's initial states.
   bool finished() const;
   // Bytes before the words that were read.
   std::size_t left() const;
@@ -118,11 +118,11 @@ class SymbolReader {
   std::vector<std::int16_t> columns_;
 };
 
-// Reads the excesses of all levels and points into LevelMatrix::escapes. False where `in` is not
-// exactly their code.
+// Reads the excesses of all levels and points into LevelMatrix::escapes. Returns false if `in` is
+// not exactly their code.
 bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices);
 
-// Reads a whole stream. False where `in` is not exactly the code of such matrices.
+// Reads a whole stream. Returns false if `in` is not exactly the code of such matrices.
 bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, std::size_t lanes,
                    Span<LevelMatrix> matrices);
 

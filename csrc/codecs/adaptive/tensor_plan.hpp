@@ -7,7 +7,7 @@
 
 namespace gradcomp {
 
-// TensorPlan::groups where every group of elements may become points.
+// Value of TensorPlan::groups if every group of elements may become points.
 inline constexpr std::uint8_t kAllGroups = 255;
 
 struct TensorPlan {
@@ -16,10 +16,10 @@ struct TensorPlan {
   std::uint32_t basis = 0;          // of a turned matrix: LearnedBasis::check
   std::uint8_t* symbols = nullptr;  // a buffer of a byte for each element
   SymbolCounts counted;             // of the symbols in the buffer
-  // coder=polar: of every 255 groups for which points cost less, at most so many become points.
+  // coder=polar: of every 255 groups for which points cost less, at most this many become points.
   std::uint8_t groups = kAllGroups;
 
-  // Fills the buffer with the symbols of this step, where it does not have them yet.
+  // Fills the buffer with the symbols of this step, unless it already has them.
   void quantize(float at) {
     if (counted.step != at) counted = quantized.quantize(at, symbols);
   }

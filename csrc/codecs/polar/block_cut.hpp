@@ -1,5 +1,5 @@
 // Division of a tensor into blocks of 64 codes, common to polar_b and polar_ec.
-// docs/wire-format.md#polar_b is the norm.
+// docs/wire-format.md#polar_b is the specification.
 #pragma once
 
 #include <algorithm>

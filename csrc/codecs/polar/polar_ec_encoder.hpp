@@ -1,4 +1,4 @@
-// Encoder of polar_ec: searches the step that yields the rate, and codes segments with it.
+// Encoder of polar_ec: searches for the step that yields the rate, and codes segments with it.
 #pragma once
 
 #include <cstddef>

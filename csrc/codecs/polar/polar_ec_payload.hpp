@@ -1,5 +1,5 @@
 // Payload of polar_ec: layout, codes and outliers, and checked reading.
-// docs/wire-format.md#polar_ec is the norm.
+// docs/wire-format.md#polar_ec is the specification.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace gradcomp {
 inline constexpr std::size_t kPolarEcSymbolSlot = 1;
 inline constexpr std::size_t kPolarEcOutlierSlot = 2;
 
-// An element beyond all points, sent as it is.
+// An element beyond all points, sent unchanged.
 struct Outlier {
   std::uint32_t at;
   float value;

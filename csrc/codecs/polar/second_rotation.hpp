@@ -1,4 +1,5 @@
-// Second rotation and random signs of unbiased=true. docs/wire-format.md#polar_b is the norm.
+// Second rotation and random signs of unbiased=true. docs/wire-format.md#polar_b is the
+// specification.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ namespace gradcomp {
 void draw_mask(const Segment& segment, std::uint64_t stream, std::uint64_t* mask);
 
 // Rotates `count` tiles from tile `first` on: across tiles, then within each. One rotation is not
-// enough. Where few tiles hold most of the energy, it yields elements of equal magnitude, and the
+// enough: if few tiles hold most of the energy, it yields elements of equal magnitude, and the
 // smallest of the other elements decide between them. In blocks of more than one tile, elements
 // grow by the factor sqrt(count).
 void spread(float* v, std::size_t first, std::size_t count, std::uint64_t stream);

@@ -1,7 +1,7 @@
 // Base class for quantizers with one scale per group of elements, with or without a rotation.
 //
 // Payload: a float32 scale per group, then the coded levels. After a rotation, groups are defined
-// by coding/rotation.hpp; else they are runs of kGroup elements.
+// by coding/rotation.hpp; otherwise they are runs of kGroup elements.
 #pragma once
 
 #include <cstddef>

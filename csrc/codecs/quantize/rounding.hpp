@@ -12,8 +12,8 @@ namespace gradcomp {
 // Elements per piece: they and their rounding words fit the L1 cache.
 inline constexpr std::size_t kRoundingPiece = 1280;
 
-// Calls fn(done, words, count) for pieces of n elements at x, from x[done] on, with the rounding
-// words of the elements. x[0] is element `first` of the tensor.
+// Calls fn(done, words, count) for pieces of the n elements at x; a piece begins at x[done].
+// `words` are the rounding words of its elements. x[0] is element `first` of the tensor.
 template <typename Fn>
 void for_rounding(const float* x, std::size_t n, std::size_t first, const Call& call,
                   const Fn& fn) {

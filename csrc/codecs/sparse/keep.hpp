@@ -20,8 +20,8 @@ inline ParamInfo k_param() {
                        "number of elements that is kept; all if the tensor has fewer");
 }
 
-// Number of n elements that are kept: in [1, n], or 0 for n = 0. If k is 0, the ratio counts,
-// rounded to nearest: a ceiling would turn 0.07 * 100 = 7.000000000000001 into 8.
+// Number of n elements that are kept: in [1, n], or 0 for n = 0. If k is 0, the ratio determines
+// it, rounded to nearest: a ceiling would turn 0.07 * 100 = 7.000000000000001 into 8.
 inline std::size_t kept_count(double ratio, std::size_t k, std::size_t n) noexcept {
   if (k == 0) k = static_cast<std::size_t>(std::floor(ratio * static_cast<double>(n) + 0.5));
   if (k < 1) k = 1;

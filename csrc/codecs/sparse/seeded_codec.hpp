@@ -1,5 +1,5 @@
-// Base class for sparsifiers whose choice depends on the call's stream alone: no index is sent, and
-// ranks with the same stream send the same elements.
+// Base class for sparsifiers with a choice that depends only on the call's stream: no index is
+// sent, and ranks with the same stream send the same elements.
 //
 // Payload: the k values in ascending order of index.
 #pragma once

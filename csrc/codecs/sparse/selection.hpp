@@ -35,7 +35,7 @@ enum class Excess {
 };
 
 // Estimates, from a deterministic sample, a threshold that slightly more than k elements of the
-// tensors reach with their magnitude bits. A bad guess costs time, never exactness.
+// tensors reach with their magnitude bits. A bad guess costs time, but the selection stays exact.
 std::uint32_t guess_threshold(Span<const Span<const float>> tensors, std::size_t k);
 
 // Finds the elements with magnitude bits >= `threshold`: all of them, unless there are more than
@@ -55,8 +55,8 @@ struct SignCounts {
   std::size_t negative = 0;
 };
 
-// Selects, for each sign bit, its k elements of largest magnitude. At least k must not be 0; zeros
-// are never kept.
+// Selects, for each sign bit, its k elements of largest magnitude. At least one k must not be 0;
+// zeros are never kept.
 Status select_largest_by_sign(Span<const float> x, const SignCounts& k, const Call& call,
                               Selection* kept);
 

@@ -53,7 +53,7 @@ class SparseCodec : public Codec, public KeptCodec {
   virtual Status select(Span<const float> x, const Call& call, Selection* kept) const = 0;
 
   std::size_t units(std::size_t n) const { return (n + unit_ - 1) / unit_; }
-  // Elements that the last of n elements' units lacks.
+  // Number of elements that the last unit of n elements is short of a full unit.
   std::size_t last_short(std::size_t n) const { return units(n) * unit_ - n; }
   std::size_t write(const KeptParts& kept, std::size_t n, std::uint8_t* out) const;
 

@@ -24,8 +24,8 @@ struct Tile {
 
 class Tiling {
  public:
-  // A matrix of n / cols rows; cols divides n. A vector is a row. `kept` of a tile of kTile
-  // elements are kept, 1 to kTile.
+  // A matrix of n / cols rows; cols divides n. A vector is a row. `kept` elements of a tile of
+  // kTile elements are kept, 1 to kTile.
   Tiling(std::size_t n, std::size_t cols, std::size_t kept) noexcept : kept_(kept), cols_(cols) {
     if (n == 0) return;
     rows_ = n / cols;
@@ -67,7 +67,7 @@ class Tiling {
  private:
   std::size_t last_height() const noexcept { return rows_ - (down_ - 1) * height_; }
   std::size_t last_width() const noexcept { return cols_ - (across_ - 1) * width_; }
-  // The share of a tile, to the nearest and at least 1.
+  // The share of a tile, rounded to the nearest integer, and at least 1.
   std::size_t kept_of(std::size_t size) const noexcept {
     return std::max<std::size_t>((size * kept_ + kTile / 2) / kTile, 1);
   }

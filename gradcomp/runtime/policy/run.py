@@ -72,7 +72,7 @@ class PolicyRun:
             self._forget()
         decisions = self.decisions
         if before and not decisions and self._logs:
-            _log.info("policy auto: a second look")
+            _log.info("policy auto: measuring again")
         return tuple(decision for decision in decisions if decision.group not in before)
 
     def record(self, group: PolicyGroup, seconds: float) -> None:

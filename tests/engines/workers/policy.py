@@ -156,7 +156,7 @@ def second_look(
             log += train()
             if decisions() and decisions() != kept:
                 return log
-    raise AssertionError(f"no second look: {log}")
+    raise AssertionError(f"measured only once: {log}")
 
 
 @cases
