@@ -64,6 +64,8 @@ from gradcomp.runtime.agree.comparison import (
     read_digests,
     read_object,
 )
+from gradcomp.runtime.agree.http_store import HttpStore
+from gradcomp.runtime.agree.marks import Marks
 from gradcomp.runtime.agree.replicas import Parameters
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
@@ -105,8 +107,10 @@ __all__ = [
     "FloatArray",
     "GiveItem",
     "GossipRound",
+    "HttpStore",
     "JobLinks",
     "KeptParts",
+    "Marks",
     "MultiplyItem",
     "Node",
     "OuterOptions",
