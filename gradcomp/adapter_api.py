@@ -57,11 +57,10 @@ from gradcomp.runtime.agree.agreement import (
     model_digest,
 )
 from gradcomp.runtime.agree.comparison import (
-    check_parameters,
-    differences,
+    check_digests,
+    check_equal,
     digest_parameters,
     ranks_text,
-    read_digests,
     read_object,
 )
 from gradcomp.runtime.agree.http_store import HttpStore
@@ -143,12 +142,12 @@ __all__ = [
     "as_float32",
     "build_text",
     "check_agreement",
-    "check_parameters",
+    "check_digests",
+    "check_equal",
     "check_scale",
     "clip_of_normal",
     "common_state",
     "derive_stream",
-    "differences",
     "digest_parameters",
     "exchange_pattern",
     "frames_of_parts",
@@ -163,7 +162,6 @@ __all__ = [
     "placed",
     "profile_as_configured",
     "ranks_text",
-    "read_digests",
     "read_object",
     "resized",
     "room",

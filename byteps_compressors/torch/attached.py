@@ -12,8 +12,7 @@ import byteps.torch as bps
 import torch
 
 from byteps_compressors import native
-from byteps_compressors.agreement import check_replicas, to_text
-from byteps_compressors.gather import gather
+from byteps_compressors.gather import WORKER, gather, gather_values
 from byteps_compressors.torch.checks import check_agreement, check_config, spec_for
 from byteps_compressors.torch.environment import check_environment
 from byteps_compressors.torch.states import States
@@ -26,6 +25,7 @@ from gradcomp.adapter_api import (
     Spec,
     StartReport,
     Stats,
+    check_digests,
     check_scale,
     digest_parameters,
 )
@@ -206,8 +206,9 @@ class Attached(Checkpointed):
                 workers.
         """
         digests = digest_parameters(parameter_bytes(self._parameters.items()))
-        texts = gather(to_text({"digests": digests}), "call check_replicas between the same steps")
-        check_replicas(texts, self._steps())
+        purpose = "call check_replicas between the same steps"
+        rows = gather_values({"digests": digests}, purpose)
+        check_digests(rows, f"after step {self._steps()}", WORKER)
 
     def _steps(self) -> int:
         """Number of steps so far."""

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from byteps_compressors import native
-from byteps_compressors.agreement import WORKER, check_equal, to_text
-from byteps_compressors.gather import gather
+from byteps_compressors.gather import WORKER, gather_values
 from gradcomp import Config
-from gradcomp.adapter_api import FloatArray, Pipeline, read_object
+from gradcomp.adapter_api import FloatArray, Pipeline, check_equal
 from gradcomp.errors import StateError
 from gradcomp_torch.state import as_array, with_arrays
 
@@ -95,19 +94,19 @@ class States:
             **{f"steps of '{name}'": rounds.get(name, 0) for name in self._tensors},
         }
         row = {"error": None if error is None else str(error), "values": values}
-        texts = gather(to_text(row), "call load_state_dict between the same steps")
+        rows = gather_values(row, "call load_state_dict between the same steps")
         if error is not None:
             raise error
-        rows = [read_object(text, other, WORKER) for other, text in enumerate(texts)]
-        for rank, one in enumerate(rows):
-            if one["error"] is not None:
+        for rank, theirs in enumerate(rows):
+            if theirs["error"] is not None:
                 raise StateError(
-                    f"another worker could not load its state: worker {rank}: {one['error']}"
+                    f"another worker could not load its state: worker {rank}: {theirs['error']}"
                 )
         check_equal(
-            [one["values"] for one in rows],
+            [theirs["values"] for theirs in rows],
             "the workers loaded states of different steps",
             "load states that were saved in one step, on all workers",
+            WORKER,
         )
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import (
-    check_parameters,
-    differences,
+    check_digests,
+    check_equal,
     digest_parameters,
-    read_digests,
     read_object,
 )
 from gradcomp.errors import GradcompError, ProtocolError
@@ -23,7 +22,7 @@ from gradcomp_torch.parameters import parameter_bytes
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gossip.transport import naming_the_lost
 
-__all__ = ["agree", "check_equal", "setting_text"]
+__all__ = ["agree", "check_equal_tensors", "setting_text"]
 
 _LONGEST = 100
 
@@ -48,31 +47,32 @@ def agree(
         ProtocolError: the error of another rank, or values differ; the message names the ranks.
         PeerError: a rank has died, or does not call this in time.
     """
-    own: GradcompError | None = None
+    problem: GradcompError | None = None
     values: Mapping[str, Any] = {}
     try:
         values = values_of()
     except GradcompError as error:
-        own = error
-    text = json.dumps({"values": values, "problem": "" if own is None else str(own)})
+        problem = error
+    text = json.dumps({"values": values, "problem": "" if problem is None else str(problem)})
     with naming_the_lost(where):
         texts = gather_texts(text, group)
-    if own is not None:
-        raise own
-    rows = [read_object(one, rank) for rank, one in enumerate(texts)]
-    problems = [f"  rank {n}: {one['problem']}" for n, one in enumerate(rows) if one.get("problem")]
+    if problem is not None:
+        raise problem
+    rows = [read_object(text, rank) for rank, text in enumerate(texts)]
+    problems = [f"  rank {n}: {row['problem']}" for n, row in enumerate(rows) if row.get("problem")]
     if problems:
         raise ProtocolError("\n".join([f"{where}: another rank refuses its arguments:", *problems]))
-    of_ranks = [_values(one, rank) for rank, one in enumerate(rows)]
-    for rank, one in enumerate(of_ranks):
+    of_ranks = [_values(row, rank) for rank, row in enumerate(rows)]
+    for rank, settings in enumerate(of_ranks):
         first = of_ranks[rank - rank % leaders]
-        one.update({name: first.get(name) for name, value in one.items() if value is None})
-    lines = differences(of_ranks)
-    if lines:
-        raise ProtocolError(
-            f"{where}: the ranks do not gossip alike:\n{lines}\ngive every rank the same model and "
-            "arguments, and states of the same step"
+        settings.update(
+            {name: first.get(name) for name, value in settings.items() if value is None}
         )
+    check_equal(
+        of_ranks,
+        f"{where}: the ranks do not gossip alike",
+        "give every rank the same model and arguments, and states of the same step",
+    )
 
 
 def _values(row: Mapping[str, Any], rank: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _values(row: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return values
 
 
-def check_equal(
+def check_equal_tensors(
     named: Iterable[tuple[str, torch.Tensor]],
     group: dist.ProcessGroup,
     when: str,
@@ -101,12 +101,9 @@ def check_equal(
         ProtocolError: a tensor differs; the message names the first one, the time and the ranks.
     """
     text = json.dumps({"digests": digest_parameters(parameter_bytes(named))})
-    texts: Sequence[str] = gather_texts(text, group)
-    digests = [
-        read_digests(read_object(one, first + n).get("digests"), first + n)
-        for n, one in enumerate(texts)
-    ]
-    check_parameters(digests, when, first=first)
+    texts = gather_texts(text, group)
+    rows = [read_object(row, rank) for rank, row in enumerate(texts, first)]
+    check_digests(rows, when, first=first)
 
 
 def setting_text(value: Any) -> str:
@@ -114,8 +111,8 @@ def setting_text(value: Any) -> str:
     if isinstance(value, Topology):
         return f"{value.name} {value.digest}"
     if isinstance(value, Mapping):
-        items = sorted((str(key), setting_text(one)) for key, one in value.items())
-        text = "{" + ", ".join(f"{key}: {one}" for key, one in items) + "}"
+        items = sorted((str(key), setting_text(item)) for key, item in value.items())
+        text = "{" + ", ".join(f"{key}: {item}" for key, item in items) + "}"
     else:
         text = str(value)
     if len(text) <= _LONGEST:

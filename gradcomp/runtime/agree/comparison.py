@@ -15,6 +15,8 @@ from gradcomp.errors import ProtocolError
 __all__ = [
     "Digests",
     "by_value",
+    "check_digests",
+    "check_equal",
     "check_parameters",
     "differences",
     "digest_parameters",
@@ -55,6 +57,24 @@ def differences(of_ranks: Sequence[Mapping[str, Any]], noun: str = "rank") -> st
         if any(value != values[0] for value in values):
             lines.append(f"  {name}: {by_value(values, noun)}")
     return "\n".join(lines)
+
+
+def check_equal(
+    of_ranks: Sequence[Mapping[str, Any]], what: str, remedy: str, noun: str = "rank"
+) -> None:
+    """Compare the values of all ranks.
+
+    Args:
+        of_ranks: each rank's values by name, in rank order.
+        what, remedy: beginning and end of the message.
+        noun: as for `by_value`.
+
+    Raises:
+        ProtocolError: values differ; the message lists each one by its ranks.
+    """
+    lines = differences(of_ranks, noun)
+    if lines:
+        raise ProtocolError(f"{what}:\n{lines}\n{remedy}")
 
 
 def read_object(text: bytes | str, rank: int, noun: str = "rank") -> dict[str, Any]:
@@ -121,6 +141,18 @@ def check_parameters(
             f"differ {when}, first '{apart[0]}' (digests: {values}); see whether all {noun}s began "
             f"with the same weights, and whether a {noun} changes its own"
         )
+
+
+def check_digests(
+    of_ranks: Sequence[Mapping[str, Any]], when: str, noun: str = "rank", first: int = 0
+) -> None:
+    """As `check_parameters`, of the ``digests`` in each rank's values.
+
+    Raises:
+        ProtocolError: a parameter differs, or a rank has no digests.
+    """
+    digests = [read_digests(row.get("digests"), n, noun) for n, row in enumerate(of_ranks, first)]
+    check_parameters(digests, when, noun, first)
 
 
 def ranks_text(ranks: Collection[int]) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
-from gradcomp.errors import ConfigError, ProtocolError
+from gradcomp.errors import ConfigError
 from gradcomp.exchange.state_kinds import state_of
-from gradcomp.runtime.agree.comparison import differences, read_object
+from gradcomp.runtime.agree.comparison import check_equal, read_object
 
 __all__ = ["OuterOptions"]
 
@@ -129,12 +129,11 @@ class OuterOptions:
         Raises:
             ProtocolError: they differ.
         """
-        lines = differences([read_object(text, rank) for rank, text in enumerate(texts)])
-        if lines:
-            raise ProtocolError(
-                f"the ranks' arguments of OuterStep differ:\n{lines}\nGive all ranks the same "
-                "arguments"
-            )
+        check_equal(
+            [read_object(text, rank) for rank, text in enumerate(texts)],
+            "the ranks' arguments of OuterStep differ",
+            "Give all ranks the same arguments",
+        )
 
 
 _NAMES = {"lr": "the outer learning rate", "momentum": "the outer momentum"}
