@@ -284,9 +284,9 @@ def attach(
     check_agreement(config, shapes, server_feedback)
     _report(config, shapes)
     sharing = {
-        one.name
-        for one in map(get_codec, {spec.first_codec for spec in specs.values()})
-        if "shares" in one.caps
+        codec.name
+        for codec in map(get_codec, {spec.first_codec for spec in specs.values()})
+        if "shares" in codec.caps
     }
     for name in sorted(sharing):
         _log.warning(

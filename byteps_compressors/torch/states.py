@@ -72,9 +72,9 @@ class States:
         self._compare_loaded(error, loaded)
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
-                own = tensor.array(kind)
-                if own is not None:
-                    own[:] = loaded[kind].get(name, 0)
+                array = tensor.array(kind)
+                if array is not None:
+                    array[:] = loaded[kind].get(name, 0)
             (rate,) = loaded["residual_lr"].get(name, [0.0])
             tensor.progress = native.Progress(
                 loaded["rounds"].get(name, 0),
@@ -111,9 +111,9 @@ class States:
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
         """Return the servers' new residuals by tensor name, as worker 0 sends them."""
-        (own,) = [one for one in states if one["rank"] == 0] or [{}]
-        scale = np.float32(bps.size() / own.get("world_size", bps.size()))
-        saved = own.get("servers", {})
+        (first,) = [state for state in states if state["rank"] == 0] or [{}]
+        scale = np.float32(bps.size() / first.get("world_size", bps.size()))
+        saved = first.get("servers", {})
         if not isinstance(saved, Mapping):
             raise StateError(
                 f"'servers' of a compressor state is a {type(saved).__name__}; it must be a "
@@ -156,11 +156,11 @@ class States:
         loaded = pipeline.state_dict()
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
-                own, saved = tensor.array(kind), loaded[kind].get(name)
-                if own is not None and saved is not None and saved.size != own.size:
+                array, saved = tensor.array(kind), loaded[kind].get(name)
+                if array is not None and saved is not None and saved.size != array.size:
                     raise StateError(
                         f"the {kind} of '{name}' has {saved.size} elements and the parameter "
-                        f"{own.size}: this is the state of another model"
+                        f"{array.size}: this is the state of another model"
                     )
         return loaded
 

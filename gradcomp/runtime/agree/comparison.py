@@ -131,7 +131,7 @@ def check_parameters(
     Raises:
         ProtocolError: a parameter differs; the message names the first one and the ranks.
     """
-    rows = [dict(one) for one in of_ranks]
+    rows = [dict(digests) for digests in of_ranks]
     names = list(dict.fromkeys(name for row in rows for name in row))
     apart = [name for name in names if len({row.get(name) for row in rows}) > 1]
     if apart:

@@ -18,34 +18,34 @@ from gradcomp.runtime.agree.comparison import check_equal, read_object
 __all__ = ["OuterOptions"]
 
 _RANGES: dict[str, tuple[str, Callable[[OuterOptions], bool]]] = {
-    "every": ("at least 1 inner step", lambda one: one.every >= 1),
-    "lr": ("in (0, 10]", lambda one: 0 < one.lr <= 10),
-    "momentum": ("in [0, 1)", lambda one: 0 <= one.momentum < 1),
+    "every": ("at least 1 inner step", lambda options: options.every >= 1),
+    "lr": ("in (0, 10]", lambda options: 0 < options.lr <= 10),
+    "momentum": ("in [0, 1)", lambda options: 0 <= options.momentum < 1),
     "fragments": (
         "at least 1 and a divisor of every",
-        lambda one: one.fragments >= 1 and one.every % one.fragments == 0,
+        lambda options: options.fragments >= 1 and options.every % options.fragments == 0,
     ),
     "overlap": (
         "at least 0 and below every / fragments",
-        lambda one: 0 <= one.overlap < one.every // one.fragments,
+        lambda options: 0 <= options.overlap < options.every // options.fragments,
     ),
-    "mixing": ("in [0, 1)", lambda one: 0 <= one.mixing < 1),
+    "mixing": ("in [0, 1)", lambda options: 0 <= options.mixing < 1),
 }
 
 
 @dataclass(frozen=True)
 class OuterOptions:
-    """Settings of training with local steps, equal on all ranks.
+    """Settings of training with local steps, equal on all ranks; arguments of every ``OuterStep``.
 
     Attributes:
         every: inner steps between two averages of a parameter, H, at least 1.
-        lr: outer learning rate, in (0, 10].
-        momentum: outer momentum, in [0, 1).
+        lr: outer learning rate, in (0, 10]; by default 0.7, or 1 with error feedback: see `of`.
+        momentum: outer momentum, in [0, 1); by default 0.9, or 0 with error feedback.
         nesterov: Nesterov's momentum.
         fragments: parts of the model that are averaged in turn, P; a divisor of ``every``.
         overlap: inner steps that a fragment's average may take, tau, below ``every / fragments``. The
             exchange runs in a thread; with 0 the step waits for it.
-        mixing: weight in [0, 1) of a rank's own values beside the new common ones, alpha.
+        mixing: weight in [0, 1) of a rank's own values next to the new common ones, alpha.
         weighted: ranks count by the samples that `OuterSteps.step` gets.
     """
 
@@ -89,7 +89,7 @@ class OuterOptions:
                 of its own, ``dion``, a learning rate (``lr=scale``) or ``policy: auto``; or
                 ``average: senders`` with ``weighted``.
         """
-        known = [one.name for one in fields(cls)]
+        known = [field.name for field in fields(cls)]
         unknown = sorted(set(others) - set(known))
         if unknown:
             raise ConfigError(
@@ -123,7 +123,7 @@ class OuterOptions:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def check_same(texts: Sequence[str]) -> None:
+    def check_same(texts: Sequence[str | bytes]) -> None:
         """Compare the `text` of all ranks, in rank order.
 
         Raises:
