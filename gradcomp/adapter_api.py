@@ -68,13 +68,12 @@ from gradcomp.runtime.agree.marks import Marks
 from gradcomp.runtime.agree.replicas import Parameters
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
-from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.membership import common_state, moved, placed, resized, take_common_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
-from gradcomp.runtime.pipeline import Pipeline, profile_as_configured
+from gradcomp.runtime.pipeline import Pipeline, profiled_engine
 from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.start_report import StartReport
 from gradcomp.runtime.state.checkpoint import Checkpoints
@@ -122,7 +121,6 @@ __all__ = [
     "PeerItem",
     "Pipeline",
     "ProductItem",
-    "ProfiledEngine",
     "RankGroup",
     "Rates",
     "Ready",
@@ -160,7 +158,7 @@ __all__ = [
     "parse",
     "payloads_of_frames",
     "placed",
-    "profile_as_configured",
+    "profiled_engine",
     "ranks_text",
     "read_object",
     "resized",

@@ -19,7 +19,6 @@ from gradcomp.adapter_api import (
     Driver,
     Engine,
     Pipeline,
-    ProfiledEngine,
     RankGroup,
     agreement_line,
     check_agreement,
@@ -27,7 +26,7 @@ from gradcomp.adapter_api import (
     exchange_pattern,
     moved,
     pack_state,
-    profile_as_configured,
+    profiled_engine,
     resized,
     take_common_state,
     unpack_state,
@@ -274,8 +273,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         take_common_state(self.pipeline, unpack_state(of_first), shapes)
 
     def _engine(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
-        stats = profile_as_configured(self.pipeline).stats
-        return ProfiledEngine(self._collectives(prefix, process_sets), stats)
+        return profiled_engine(self._collectives(prefix, process_sets), self.pipeline)
 
     @abstractmethod
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:

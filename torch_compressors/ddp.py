@@ -28,12 +28,11 @@ from gradcomp.adapter_api import (
     Driver,
     FloatArray,
     Pipeline,
-    ProfiledEngine,
     Ready,
     Resolved,
     Round,
     Route,
-    profile_as_configured,
+    profiled_engine,
 )
 from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray, TensorDevice
@@ -206,7 +205,7 @@ class DDPCompression(ScalerControls):
             engine = connect_devices(
                 self._devices, self.pipeline, self._gloo, world, places, self._timeout
             )
-        self._engine = ProfiledEngine(engine, profile_as_configured(self.pipeline).stats)
+        self._engine = profiled_engine(engine, self.pipeline)
         return self._gloo
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:

@@ -26,8 +26,7 @@ from gradcomp.adapter_api import (
     Driver,
     OuterOptions,
     Pipeline,
-    ProfiledEngine,
-    profile_as_configured,
+    profiled_engine,
 )
 from gradcomp.errors import ConfigError
 from gradcomp_torch.outer import ParameterValues, TensorOuterSteps
@@ -90,15 +89,12 @@ class OuterStep(TensorOuterSteps):
         limit = message_limit(
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes
         )
-        engine = ProfiledEngine(
-            GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep"),
-            profile_as_configured(pipeline).stats,
-        )
+        gloo = GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep")
         buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
         for tensor in [*(parameter for _, parameter in values.named()), *buffers]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)
         self._collector = Collector(
-            Driver(engine),
+            Driver(profiled_engine(gloo, pipeline)),
             pipeline,
             values.shapes,
             overwrite=True,

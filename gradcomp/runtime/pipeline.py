@@ -11,6 +11,7 @@ from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.averaging import MEAN
+from gradcomp.exchange.engine import Engine
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.rounds import BucketRound, Round
@@ -19,6 +20,7 @@ from gradcomp.runtime.agree.step_comparison import StepComparison
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.measure.counted import counted
 from gradcomp.runtime.measure.profile_files import write_profile
+from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import Decision
@@ -28,7 +30,7 @@ from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state.loss_scale import check_sends_nan
 from gradcomp.runtime.state.rank_state import RankState, State
 
-__all__ = ["Pipeline", "profile_as_configured"]
+__all__ = ["Pipeline", "profiled_engine"]
 
 _COPIED = frozenset(
     {
@@ -396,19 +398,16 @@ class Pipeline:
             self.stats.decisions = self.policy.decisions
 
 
-def profile_as_configured(pipeline: Pipeline) -> Pipeline:
-    """Start a profile if the configuration has one; it is written when the process ends.
+def profiled_engine(engine: Engine, pipeline: Pipeline) -> Engine:
+    """An engine around an adapter's, which measures requests while the pipeline has a profile.
 
-    A pipeline that has a profile keeps it.
-
-    Returns:
-        The pipeline.
+    A configured profile starts here, if the pipeline has none; it is written when the process ends.
     """
     settings = pipeline.config.stats
     if settings.profile is not None and pipeline.stats.profile is None:
         profile = pipeline.stats.start_profile(error=settings.error)
         atexit.register(write_profile, profile, settings.profile, pipeline.rank)
-    return pipeline
+    return ProfiledEngine(engine, pipeline.stats)
 
 
 def _check_scatters(config: Config) -> None:

@@ -33,7 +33,7 @@ from gradcomp.runtime.measure.profile_files import (
 )
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
-from gradcomp.runtime.pipeline import Pipeline, profile_as_configured
+from gradcomp.runtime.pipeline import Pipeline, profiled_engine
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.profile_model import ModelProfile, RuleProfile, profile_model
 from gradcomp.tools.profile_remarks import remarks_on
@@ -412,13 +412,15 @@ def test_a_configuration_asks_for_a_profile(
     monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
     folder = tmp_path / "profile"
     stats = {"profile": str(folder), "error": True}
-    pipeline = profile_as_configured(Pipeline(config_of("fp16", stats=stats), 1, 2))
+    pipeline = Pipeline(config_of("fp16", stats=stats), 1, 2)
+    profiled_engine(Alone(Clock()), pipeline)
     assert pipeline.stats.profile is not None
     assert pipeline.stats.compares
     ((function, *arguments),) = at_exit
     function(*arguments)
     assert {path.name for path in folder.iterdir()} == {"rank1.jsonl", "rank1.trace.json"}
-    plain = profile_as_configured(Pipeline(config_of("fp16")))
+    plain = Pipeline(config_of("fp16"))
+    profiled_engine(Alone(Clock()), plain)
     assert plain.stats.profile is None
     assert not plain.stats.compares
 

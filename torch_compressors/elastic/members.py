@@ -16,10 +16,9 @@ from gradcomp import Config
 from gradcomp.adapter_api import (
     Driver,
     Pipeline,
-    ProfiledEngine,
     moved,
     placed,
-    profile_as_configured,
+    profiled_engine,
     state_of,
 )
 from gradcomp.errors import ConfigError
@@ -70,4 +69,4 @@ def join_members(
     numels = [math.prod(shape) for shape in shapes.values()]
     limit = message_limit(numels, 4 * sum(numels))
     engine = GlooEngine({"all": group}, limit, where, Liveness(store, "fault", rank, range(size)))
-    return pipeline, Driver(ProfiledEngine(engine, profile_as_configured(pipeline).stats))
+    return pipeline, Driver(profiled_engine(engine, pipeline))

@@ -35,6 +35,7 @@ from torch_compressors.gloo.device_engine import connect_devices, sum_together
 from torch_compressors.gloo.engine import GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.nodes import exchange_groups
 from torch_compressors.gloo.process_group import use_own_processors
 
 __all__ = ["FSDPCompression", "fsdp_hook"]
@@ -114,10 +115,8 @@ class FSDPCompression(ShardedControls):
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
-        ranks = dist.get_process_group_ranks(group)
-        own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
-        self._engine = GlooEngine({"all": own}, limit, "fsdp_hook")
+        self._engine = GlooEngine(exchange_groups(group, 1, timeout), limit, "fsdp_hook")
         places = {one.device for one in model.parameters()}
         self._devices = Devices(self.config.compress.device)
         self._driver = Driver(

@@ -23,11 +23,10 @@ from gradcomp.adapter_api import (
     Collector,
     Driver,
     Pipeline,
-    ProfiledEngine,
     Resolved,
     agreement_line,
     check_agreement,
-    profile_as_configured,
+    profiled_engine,
     room,
 )
 from gradcomp.errors import ConfigError, StateError
@@ -40,6 +39,7 @@ from torch_compressors.gloo.device_engine import connect_devices
 from torch_compressors.gloo.engine import GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.nodes import exchange_groups
 from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.scaler import ScalerControls
 
@@ -109,14 +109,13 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         self.uncompressed = self._reasons()
-        ranks = dist.get_process_group_ranks(group)
-        own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
-        numels = [one.numel for unit in units for one in unit.parameters]
-        gloo = GlooEngine({"all": own}, message_limit(numels, 4 * sum(numels)), _NAME)
+        numels = [part.numel for unit in units for part in unit.parameters]
+        limit = message_limit(numels, 4 * sum(numels))
+        gloo = GlooEngine(exchange_groups(group, 1, timeout), limit, _NAME)
         places = {one.device for one in model.parameters()}
         self._devices = Devices(self.config.compress.device)
         engine = connect_devices(self._devices, self._pipeline, gloo, group, places, timeout)
-        self._driver = Driver(ProfiledEngine(engine, profile_as_configured(self._pipeline).stats))
+        self._driver = Driver(profiled_engine(engine, self._pipeline))
         self._reduced: set[str] = set()
         for unit in units:
             _install(unit, _ReduceScatter(self, unit))

@@ -36,11 +36,11 @@ def connect_devices(
         world: the ranks that average.
         places: of this rank's gradients.
     """
-    obstacles = gather_texts(devices.obstacle(places, _obstacle(world, places)), world)
-    devices.settle(obstacles, world.rank(), places)
+    devices.connect(
+        pipeline, places, _obstacle(world, places), lambda text: gather_texts(text, world)
+    )
     if devices.direct is None:
         return gloo
-    pipeline.begin_peer_messages(devices.direct)
     ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
     group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
     return _DirectEngine(gloo, group)
