@@ -21,7 +21,7 @@ from gradcomp.adapter_api import HttpStore, ranks_text, use_processors
 from gradcomp.errors import ConfigError, PeerError
 from torch_compressors.gloo.liveness import Liveness
 
-__all__ = ["init_process_group", "local_world_size", "use_own_processors"]
+__all__ = ["init_process_group", "local_place", "local_world_size", "use_own_processors"]
 
 _HTTP_SECONDS = 30.0
 _made = itertools.count()  # each process group has a key of horovodrun's store
@@ -118,12 +118,22 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def local_place() -> tuple[int, int] | None:
+    """This rank's number on its machine, and the number of ranks there, from the launcher."""
+    for names in (
+        ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+        ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),  # horovodrun
+    ):
+        rank, size = (os.environ.get(name, "") for name in names)
+        if rank.isdigit() and size.isdigit():
+            return int(rank), int(size)
+    return None
+
+
 def local_world_size() -> int:
-    """Number of ranks on this machine, from the launcher; without one all of the job may be here."""
-    for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return dist.get_world_size()
+    """Number of ranks on this machine; without a launcher all of the job may be here."""
+    place = local_place()
+    return dist.get_world_size() if place is None else place[1]
 
 
 def use_own_processors() -> None:
