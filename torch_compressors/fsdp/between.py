@@ -24,7 +24,6 @@ from gradcomp import Config
 from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray
-from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.host_copies import to_device, to_host
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import uncompiled_name
@@ -117,11 +116,10 @@ class FSDPCompression(ShardedControls):
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
         self._engine = GlooEngine(exchange_groups(group, 1, timeout), limit, "fsdp_hook")
-        places = {one.device for one in model.parameters()}
-        self._devices = Devices(self.config.compress.device)
-        self._driver = Driver(
-            connect_devices(self._devices, self._pipeline, self._engine, group, places, timeout)
+        self._devices, engine = connect_devices(
+            self._pipeline, self._engine, group, model.parameters(), timeout
         )
+        self._driver = Driver(engine)
         self._together = {
             name: list(modules.values())
             for modules in wrapped_together(sharded)

@@ -31,7 +31,6 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError, StateError
 from gradcomp_torch.devices import TensorArray
-from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.host_copies import HostCopies, to_device
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
@@ -112,9 +111,9 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         numels = [part.numel for unit in units for part in unit.parameters]
         limit = message_limit(numels, 4 * sum(numels))
         gloo = GlooEngine(exchange_groups(group, 1, timeout), limit, _NAME)
-        places = {one.device for one in model.parameters()}
-        self._devices = Devices(self.config.compress.device)
-        engine = connect_devices(self._devices, self._pipeline, gloo, group, places, timeout)
+        self._devices, engine = connect_devices(
+            self._pipeline, gloo, group, model.parameters(), timeout
+        )
         self._driver = Driver(profiled_engine(engine, self._pipeline))
         self._reduced: set[str] = set()
         for unit in units:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,28 +22,31 @@ __all__ = ["connect_devices", "sum_together"]
 
 
 def connect_devices(
-    devices: Devices,
     pipeline: Pipeline,
     gloo: GlooEngine,
     world: dist.ProcessGroup,
-    places: Collection[torch.device],
+    parameters: Iterable[torch.Tensor],
     timeout: timedelta | None,
-) -> Engine:
-    """The engine of requests, also from devices if all ranks can send messages from there; all ranks call it.
+) -> tuple[Devices, Engine]:
+    """The devices of this rank's gradients, and the engine of requests; all ranks call it.
+
+    The engine takes requests from devices, too, if all ranks can send messages from there.
 
     Args:
         gloo: the engine for memory of the host.
         world: the ranks that average.
-        places: of this rank's gradients.
+        parameters: with gradients.
     """
+    devices = Devices(pipeline.config.compress.device)
+    places = {parameter.device for parameter in parameters}
     devices.connect(
         pipeline, places, _obstacle(world, places), lambda text: gather_texts(text, world)
     )
     if devices.direct is None:
-        return gloo
+        return devices, gloo
     ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
     group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
-    return _DirectEngine(gloo, group)
+    return devices, _DirectEngine(gloo, group)
 
 
 def sum_together(
