@@ -25,16 +25,17 @@ except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
 from gradcomp_torch.state import with_arrays
+from torch_compressors.ddp import DDPCompression
 from torch_compressors.gloo.gather import bytes_on_first
 from torch_compressors.gloo.liveness import naming_the_absent
-from torch_compressors.trainers.wrapped import TrainerState, compressed, unwrapped
+from torch_compressors.trainers.wrapped import compressed, unwrapped
 
 __all__ = ["CompressionCallback"]
 
 _STATES = "gradcomp"
 
 
-class CompressionCallback(TrainerState, Callback):  # type: ignore[misc]
+class CompressionCallback(Callback):  # type: ignore[misc]
     """Compresses the gradients of ``trainer.fit`` with the strategy ``ddp``.
 
     Lightning's checkpoint holds the states of all ranks, as bytes: rank 0, which writes it, has them
@@ -50,13 +51,23 @@ class CompressionCallback(TrainerState, Callback):  # type: ignore[misc]
             `torch_compressors.ddp_hook`.
     """
 
-    _TRAINS = "trainer.fit"
-
     def __init__(self, config: str | Config, timeout: timedelta | None = None) -> None:
         self._config = config
         self._timeout = timeout
+        self._state: DDPCompression | None = None
         self._group: dist.ProcessGroup | None = None
         self._loaded: list[torch.Tensor] = []
+
+    @property
+    def state(self) -> DDPCompression:
+        """The compression of the model in training, see `torch_compressors.ddp_hook`.
+
+        Raises:
+            StateError: no training has begun.
+        """
+        if self._state is None:
+            raise StateError("the trainer has no wrapped model yet: call trainer.fit() first")
+        return self._state
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the hook with the wrapped model, and continue from the loaded checkpoint."""

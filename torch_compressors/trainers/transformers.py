@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcomp import Config
-from gradcomp.errors import missing_package
+from gradcomp.errors import StateError, missing_package
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -24,8 +24,9 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
+from torch_compressors.ddp import DDPCompression
 from torch_compressors.trainers.folders import load_from, save_to
-from torch_compressors.trainers.wrapped import TrainerState, compressed, unwrapped
+from torch_compressors.trainers.wrapped import compressed, unwrapped
 
 __all__ = ["TrainerCompression", "compress_trainer"]
 
@@ -66,14 +67,12 @@ def compress_trainer(
     return callback
 
 
-class TrainerCompression(TrainerState, TrainerCallback):  # type: ignore[misc]
+class TrainerCompression(TrainerCallback):  # type: ignore[misc]
     """Compression of one trainer; made by `compress_trainer`.
 
     Attributes:
         resumed: ``resume_from_checkpoint`` of the present call of ``train``.
     """
-
-    _TRAINS = "trainer.train"
 
     def __init__(self, trainer: Trainer, config: str | Config, timeout: timedelta | None) -> None:
         self.resumed: str | bool | None = None
@@ -81,6 +80,18 @@ class TrainerCompression(TrainerState, TrainerCallback):  # type: ignore[misc]
         self._config = config
         self._timeout = timeout
         self._model: Any = None
+        self._state: DDPCompression | None = None
+
+    @property
+    def state(self) -> DDPCompression:
+        """The compression of the model in training, see `torch_compressors.ddp_hook`.
+
+        Raises:
+            StateError: no training has begun.
+        """
+        if self._state is None:
+            raise StateError("the trainer has no wrapped model yet: call trainer.train() first")
+        return self._state
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Register the hook with the wrapped model, and read the checkpoint to resume from."""

@@ -9,31 +9,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp import Config
-from gradcomp.errors import ConfigError, StateError
+from gradcomp.errors import ConfigError
 from torch_compressors.ddp import DDPCompression, ddp_hook
 
-__all__ = ["TrainerState", "compressed", "unwrapped"]
-
-
-class TrainerState:
-    """Mixin for callbacks of trainers, which set ``_state`` when a training begins.
-
-    A subclass sets ``_TRAINS``, the trainer's method that trains.
-    """
-
-    _TRAINS: str
-    _state: DDPCompression | None = None
-
-    @property
-    def state(self) -> DDPCompression:
-        """The compression of the model in training, see `torch_compressors.ddp_hook`.
-
-        Raises:
-            StateError: no training has begun.
-        """
-        if self._state is None:
-            raise StateError(f"the trainer has no wrapped model yet: call {self._TRAINS}() first")
-        return self._state
+__all__ = ["compressed", "unwrapped"]
 
 
 def unwrapped(model: Any, remedy: str) -> DistributedDataParallel:
