@@ -1,17 +1,24 @@
-"""A gather of texts over BytePS, which has sums of tensors only: each worker fills its own row."""
+"""Gathers over BytePS, which has sums of tensors only: each worker fills its own row."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import byteps.torch as bps
 import byteps.torch.ops as ops
 import torch
 
+from gradcomp.adapter_api import read_object
 from gradcomp.errors import ConfigError, ProtocolError
 
-__all__ = ["TIMEOUT", "gather"]
+__all__ = ["TIMEOUT", "WORKER", "gather", "gather_values"]
+
+WORKER = "worker"
+"""BytePS' word for a rank, in messages."""
 
 TIMEOUT = "GRADCOMP_BYTEPS_TIMEOUT"
 """Environment variable: seconds that a worker waits in a comparison for the other workers."""
@@ -57,6 +64,12 @@ def gather(data: bytes, purpose: str, most: int = MAX_GATHERED) -> list[bytes]:
     return [
         row[:length].numpy().tobytes() for row, length in zip(table, lengths.tolist(), strict=True)
     ]
+
+
+def gather_values(values: Mapping[str, Any], purpose: str) -> list[dict[str, Any]]:
+    """Return every worker's values by name, for JSON, in the order of ranks; see `gather`."""
+    texts = gather(json.dumps(values).encode(), purpose)
+    return [read_object(text, rank, WORKER) for rank, text in enumerate(texts)]
 
 
 def _sum(tensor: torch.Tensor, name: str, purpose: str) -> None:

@@ -35,12 +35,14 @@ from gradcomp.runtime.agree.agreement import (
     model_digest,
 )
 from gradcomp.runtime.agree.comparison import (
-    compare_digests,
-    differences,
-    digests_text,
+    check_digests,
+    check_equal,
+    digest_parameters,
     ranks_text,
     read_object,
 )
+from gradcomp.runtime.agree.http_store import HttpStore
+from gradcomp.runtime.agree.marks import Marks
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.measure.stats import Stats
@@ -72,7 +74,9 @@ __all__ = [
     "Exchange",
     "FloatArray",
     "GossipRound",
+    "HttpStore",
     "JobLinks",
+    "Marks",
     "Node",
     "OuterOptions",
     "OuterSteps",
@@ -95,11 +99,11 @@ __all__ = [
     "as_float32",
     "build_text",
     "check_agreement",
+    "check_digests",
+    "check_equal",
     "check_scale",
     "common_state",
-    "compare_digests",
-    "differences",
-    "digests_text",
+    "digest_parameters",
     "exchange_pattern",
     "model_digest",
     "moved",

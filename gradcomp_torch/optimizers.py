@@ -22,21 +22,11 @@ def check_optimizer(config: Config, optimizer: torch.optim.Optimizer) -> None:
         ConfigError: the optimizer does not fit the configuration; the message names both.
     """
     _check_dion(config, optimizer)
-    memory = config.momentum_correction
     if isinstance(optimizer, DGCSGD):
-        if memory is None:
-            raise ConfigError(
-                f"DGCSGD leaves the momentum to the compression, and '{config.compress.default}' "
-                "applies none: use torch.optim.SGD, or a spec such as dgc(ratio=0.001)"
-            )
         for group in optimizer.param_groups:
-            for key in ("momentum", "nesterov"):
-                if group[key] != memory.params[key]:
-                    raise ConfigError(
-                        f"DGCSGD has {key} {group[key]} and '{memory.text}' {memory.params[key]}: "
-                        "they must be the same"
-                    )
+            config.check_dgc_sgd(group, "torch.optim.SGD")
         return
+    memory = config.momentum_correction
     if memory is None:
         return
     for group in optimizer.param_groups:

@@ -30,15 +30,15 @@ class ParameterValues:
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        named = {name: _own(p) for name, p in uncompiled(named_parameters) if p.requires_grad}
-        self._tensors = {name: one for name, one in named.items() if one.numel()}
-        for name, one in self._tensors.items():
-            if not one.is_floating_point():
-                raise ConfigError(f"'{name}' is of {one.dtype}; parameters must be floating")
+        named = {name: _local(p) for name, p in uncompiled(named_parameters) if p.requires_grad}
+        self._tensors = {name: tensor for name, tensor in named.items() if tensor.numel()}
+        for name, tensor in self._tensors.items():
+            if not tensor.is_floating_point():
+                raise ConfigError(f"'{name}' is of {tensor.dtype}; parameters must be floating")
         self.shapes: Mapping[str, tuple[int, ...]] = {
-            name: tuple(one.shape) for name, one in self._tensors.items()
+            name: tuple(tensor.shape) for name, tensor in self._tensors.items()
         }
-        self.rounds = any(one.dtype != torch.float32 for one in self._tensors.values())
+        self.rounds = any(tensor.dtype != torch.float32 for tensor in self._tensors.values())
 
     def named(self) -> list[tuple[str, torch.Tensor]]:
         """Names and tensors."""
@@ -52,8 +52,8 @@ class ParameterValues:
     @torch.no_grad()
     def write(self, name: str, value: FloatArray) -> None:
         """See `gradcomp.runtime.outer.steps.Values`."""
-        own = self._tensors[name]
-        own.copy_(torch.from_numpy(value).view(own.shape))
+        tensor = self._tensors[name]
+        tensor.copy_(torch.from_numpy(value).view(tensor.shape))
 
     def keep(self, name: str) -> torch.Tensor:
         """See `gradcomp.runtime.outer.steps.Values`."""
@@ -65,18 +65,18 @@ class ParameterValues:
         self._tensors[name].copy_(kept)
 
 
-def _own(parameter: torch.Tensor) -> torch.Tensor:
+def _local(parameter: torch.Tensor) -> torch.Tensor:
     """The elements that this rank holds."""
     detached: Any = parameter.detach()
-    own: torch.Tensor = detached.to_local() if is_sharded(detached) else detached
-    return own
+    local: torch.Tensor = detached.to_local() if is_sharded(detached) else detached
+    return local
 
 
 class TensorOuterSteps(OuterSteps):
     """Local steps with states of CPU tensors, which ``torch.load`` reads with ``weights_only``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """See `OuterSteps.state_dict`; with CPU tensors in place of arrays."""
+        """See `OuterSteps.state_dict`; with CPU tensors instead of arrays."""
         state: dict[str, Any] = _each(super().state_dict(), _as_tensor)
         return state
 
@@ -92,7 +92,7 @@ def _as_tensor(value: Any) -> Any:
 def _each(state: Any, function: Any) -> Any:
     """A state with ``function`` applied to its leaves."""
     if isinstance(state, Mapping):
-        return {name: _each(one, function) for name, one in state.items()}
+        return {name: _each(value, function) for name, value in state.items()}
     if isinstance(state, list | tuple):
-        return [_each(one, function) for one in state]
+        return [_each(value, function) for value in state]
     return function(state)

@@ -223,13 +223,13 @@ class BaseCompression(Controls, metaclass=_Codecs):
             raise GradcompError("Horovod is not initialized: call hvd.init() first")
         if self._elastic:
             self._check_elastic()
-        here = self.process_set.rank(), self.process_set.size()
+        place = self.process_set.rank(), self.process_set.size()
         before = self._pipeline
         if before is None:
             nodes = ranks_per_node(self.HOROVOD, self.config)
-            self._pipeline = Pipeline(self.config, *here, nodes, elastic=self._elastic)
+            self._pipeline = Pipeline(self.config, *place, nodes, elastic=self._elastic)
         else:
-            self._pipeline = moved(before, resized(before.state_dict(), *here), before.epoch)
+            self._pipeline = moved(before, resized(before.state_dict(), *place), before.epoch)
         self._pipeline_life = life
         return self._pipeline
 
@@ -259,8 +259,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def roll_back(self, saved: tuple[dict[str, Any], int | None]) -> None:
         """Take back a `snapshot` of this process, made at any number of ranks."""
         state, epoch = saved
-        here = self.pipeline.rank, self.pipeline.world_size
-        self._pipeline = moved(self.pipeline, resized(state, *here), epoch)
+        place = self.pipeline.rank, self.pipeline.world_size
+        self._pipeline = moved(self.pipeline, resized(state, *place), epoch)
         self._begin()
 
     def _give_common_state(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -336,12 +336,12 @@ class BaseCompression(Controls, metaclass=_Codecs):
             )
         number = _instances.next(self._life(), self.process_set.process_set_id)
         prefix = f"gradcomp.{number}"
-        here = self.process_set
-        problem = node_problem(self.HOROVOD, self.config, here) or self.pipeline.mismatch(
-            here.rank(), here.size(), ranks_per_node(self.HOROVOD, self.config)
+        ranks = self.process_set
+        problem = node_problem(self.HOROVOD, self.config, ranks) or self.pipeline.mismatch(
+            ranks.rank(), ranks.size(), ranks_per_node(self.HOROVOD, self.config)
         )
-        own = agreement_line(self.config, shapes, problem, self._compared_options())
-        lines = self.gather(own.encode())
+        line = agreement_line(self.config, shapes, problem, self._compared_options())
+        lines = self.gather(line.encode())
         check_agreement([line.decode(errors="replace") for line in lines])
         use_processors(self.HOROVOD.local_size())
         self._connect_devices()

@@ -15,9 +15,9 @@ from functools import lru_cache
 
 from gradcomp.adapter_api import ranks_text
 from gradcomp.errors import PeerError
-from horovod_compressors.liveness import Liveness, job_store, seconds_of
+from horovod_compressors.liveness import job_marks, seconds_of
 
-__all__ = ["StallCheck", "liveness"]
+__all__ = ["StallCheck"]
 
 _CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -26,13 +26,6 @@ _BEATS = 12
 """Marks of a waiting rank until the warning; a liveness check takes three of them."""
 
 _log = logging.getLogger(__name__)
-
-
-@lru_cache(1)
-def liveness() -> Liveness | None:
-    """This process's liveness check; None if the job has no store."""
-    store = job_store()
-    return None if store is None else Liveness(store)
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class _Limits:
 @lru_cache(1)
 def _limits() -> _Limits:
     warning = seconds_of(_CHECK, 60.0)
-    if liveness() is None or warning <= 0 or os.environ.get("HOROVOD_STALL_CHECK_DISABLE") == "1":
+    if job_marks() is None or warning <= 0 or os.environ.get("HOROVOD_STALL_CHECK_DISABLE") == "1":
         return _Limits(float("inf"), float("inf"), float("inf"))
     error = seconds_of(_SHUTDOWN, 0.0)
     # Horovod has the same rule: no error before the warning.
@@ -79,15 +72,15 @@ class StallCheck:
         waited = time.monotonic() - self._began
         if waited < self._next_beat:
             return
-        call, limits = liveness(), _limits()
-        assert call is not None  # otherwise the beat is infinite
+        marks, limits = job_marks(), _limits()
+        assert marks is not None  # otherwise the beat is infinite
         self._next_beat = waited + limits.beat
-        call.answer()
+        marks.renew()
         if waited < (limits.error if self._warned else limits.warning):
             return
-        missing = call.missing(3 * limits.beat, self._ranks, self._over)
+        missing = marks.wait_for_renewals(3 * limits.beat, self._ranks, self._over)
         if missing and waited >= limits.error:
-            call.end()
+            marks.answer()
             raise PeerError(
                 f"{ranks_text(missing)} not answer for {waited:.0f} s (stopped, or busy for longer): "
                 f"see the output there, or set {_SHUTDOWN} above {limits.error:g} s"

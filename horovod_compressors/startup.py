@@ -14,9 +14,8 @@ from functools import wraps
 from types import TracebackType
 from typing import Any
 
-from gradcomp.adapter_api import ranks_text
-from horovod_compressors.liveness import Store, job_store, seconds_of
-from horovod_compressors.stall import liveness
+from gradcomp.adapter_api import Marks, ranks_text
+from horovod_compressors.liveness import job_marks, seconds_of
 
 __all__ = ["watch"]
 
@@ -40,21 +39,21 @@ def watch(hvd: Any) -> None:
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``.
     """
-    store = job_store()
+    marks = job_marks()
     name = hvd.__name__
-    if store is None or name in _watched:
+    if marks is None or name in _watched:
         return
     if not _watched:
-        sys.excepthook = _then_name_lost_ranks(sys.excepthook)
+        sys.excepthook = _then_name_lost_ranks(sys.excepthook, marks)
     _watched.add(name)
-    watched = _watched_init(hvd.init, hvd.is_initialized, store)
+    watched = _watched_init(hvd.init, hvd.is_initialized)
     for module in (name, *_COPIES.get(name, ())):
         if module in sys.modules:
             sys.modules[module].init = watched  # type: ignore[attr-defined]
 
 
 def _watched_init(
-    init: Callable[..., Any], is_initialized: Callable[[], bool], store: Store
+    init: Callable[..., Any], is_initialized: Callable[[], bool]
 ) -> Callable[..., Any]:
     @wraps(init)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +62,7 @@ def _watched_init(
         over = threading.Event()
         waiting = threading.Thread(
             target=_name_late_ranks,
-            args=(store, next(_inits), over),
+            args=(job_marks(f"init-{next(_inits)}-rank"), over),
             name="hvd.init() liveness check",
             daemon=True,
         )
@@ -77,19 +76,15 @@ def _watched_init(
     return watched
 
 
-def _name_late_ranks(store: Store, number: int, over: threading.Event) -> None:
+def _name_late_ranks(marks: Marks, over: threading.Event) -> None:
     """Leave a mark, and name the ranks without one shortly before Horovod gives up."""
     limit = seconds_of(_TIMEOUT, 30.0)
-    key = f"init-{number}-rank-"
-    try:
-        store.set(f"{key}{store.rank}", b"1")
-        if over.wait(_NOTICE * limit):
-            return
-        late = [rank for rank in range(store.size) if store.get(f"{key}{rank}") is None]
-    except OSError:  # the launcher has gone, and with it the job
+    marks.answer()
+    if over.wait(_NOTICE * limit):
         return
-    first = min(set(range(store.size)) - set(late), default=None)
-    if late and store.rank == first:
+    late = next(marks.looks(0))
+    first = min(set(marks.ranks) - set(late))
+    if late and marks.rank == first:
         _print(
             f"{ranks_text(late)} not answer: no call of hvd.init() there for {_NOTICE * limit:g} s. "
             f"Horovod ends the job after {_TIMEOUT} ({limit:g} s): see the output there, and set a "
@@ -100,16 +95,15 @@ def _name_late_ranks(store: Store, number: int, over: threading.Event) -> None:
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def _then_name_lost_ranks(before: _Hook) -> _Hook:
+def _then_name_lost_ranks(before: _Hook, marks: Marks) -> _Hook:
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         before(kind, error, traceback)
-        call = liveness()
-        if call is None or not _is_of_horovod(kind, error):
+        if not _is_of_horovod(kind, error):
             return
-        missing = call.missing(_ROLL_CALL_SECONDS)
-        call.end()
+        missing = marks.wait_for_renewals(_ROLL_CALL_SECONDS)
+        marks.answer()
         if missing:
             _print(f"{ranks_text(missing)} not answer (stopped, or ended): see the output there")
 

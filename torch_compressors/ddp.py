@@ -36,7 +36,6 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray, TensorDevice
 from gradcomp_torch.encoder_thread import encodes_beside
-from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.host_copies import HostCopies
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import parameter_bytes
@@ -199,10 +198,8 @@ class DDPCompression(ScalerControls):
             size = agreed_ranks_per_node(self.config, world, shapes, copied)
             use_own_processors()
             self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
-            places = {one.device for one in self._model.names}
-            self._devices = Devices(self.config.compress.device)
-            engine = connect_devices(
-                self._devices, self.pipeline, self._gloo, world, places, self._timeout
+            self._devices, engine = connect_devices(
+                self.pipeline, self._gloo, world, self._model.names, self._timeout
             )
         self._engine = self.pipeline.profiled(engine)
         return self._gloo

@@ -50,13 +50,10 @@ class OuterStep(TensorOuterSteps):
         model: its trainable parameters must be floating; sums are float32. A module; or with
             ``two_level`` a DistributedDataParallel over the ranks of this node; or an FSDP2 model,
             see ``process_group``; or pairs of name and parameter, whose buffers stay as they are.
-        every: number of inner steps per outer step, H, at least 1.
+        every, options: settings of `gradcomp.runtime.outer.options.OuterOptions`.
         process_group: the ranks that average; None for all. For an FSDP2 model, the ranks that hold
             the same shards.
         timeout: see `torch_compressors.ddp_hook`.
-        options: other settings of `OuterOptions`: ``lr``, ``momentum``, ``nesterov``, ``fragments``,
-            ``overlap``, ``mixing``, ``weighted``. By default ``lr=0.7, momentum=0.9``, or
-            ``lr=1, momentum=0`` with error feedback: docs/outer.md.
 
     Raises:
         SpecError: the spec is wrong.
@@ -92,12 +89,11 @@ class OuterStep(TensorOuterSteps):
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes
         )
         gloo = GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep")
-        engine = pipeline.profiled(gloo)
         buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
-        for tensor in [*(one for _, one in values.named()), *buffers]:
+        for tensor in [*(parameter for _, parameter in values.named()), *buffers]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)
         self._collector = Collector(
-            Driver(engine),
+            Driver(pipeline.profiled(gloo)),
             pipeline,
             values.shapes,
             overwrite=True,

@@ -13,7 +13,6 @@ torchft's own ``should_quantize`` sends float32 without a word where Triton is m
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 from torch.distributed import (  # type: ignore[attr-defined]
     PrefixStore,
-    ProcessGroupGloo,
     ReduceOp,
     Work,
 )
@@ -31,21 +29,17 @@ from gradcomp import Config
 from gradcomp.adapter_api import (
     Broadcast,
     Collector,
-    Driver,
     Pipeline,
     Stats,
     agreement_line,
     check_agreement,
     common_state,
-    moved,
     placed,
     take_common_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, missing_package
 from gradcomp_torch.parameters import check_unsharded
-from torch_compressors.elastic.limits import check_only_residuals
-from torch_compressors.gloo.engine import GlooEngine, message_limit
-from torch_compressors.gloo.liveness import Liveness
+from torch_compressors.elastic.members import check_only_residuals, join_members
 
 try:
     from torchft.manager import Manager
@@ -127,9 +121,9 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         for number, fragment in enumerate(fragments):
             check_unsharded(fragment.named_parameters())
             prefix = f"{number}." if len(fragments) > 1 else ""
-            own = {f"{prefix}{name}": tuple(p.shape) for name, p in fragment.named_parameters()}
-            self._fragments.append([*own])
-            self._shapes.update(own)
+            shapes = {f"{prefix}{name}": tuple(p.shape) for name, p in fragment.named_parameters()}
+            self._fragments.append([*shapes])
+            self._shapes.update(shapes)
         self._config = config
         self.pipeline = Pipeline(config)
         self._collector: Collector | None = None
@@ -147,37 +141,33 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
         group = super()._create_pg(store, rank, world_size)
-        own_store = PrefixStore("gradcomp", store)
-        frames: Any = ProcessGroupGloo(
-            PrefixStore("frames", own_store), rank, world_size, self._timeout
-        )
-        self.pipeline = moved(self.pipeline, placed(self.pipeline.state_dict(), rank, world_size))
-        numels = [math.prod(shape) for shape in self._shapes.values()]
-        engine = GlooEngine(
-            {"all": frames},
-            message_limit(numels, 4 * sum(numels)),
+        self.pipeline, self._driver = join_members(
+            self.pipeline,
+            self._shapes,
+            PrefixStore("gradcomp", store),
+            rank,
+            world_size,
+            self._timeout,
             "CompressedManager",
-            Liveness(own_store, "fault", rank, range(world_size)),
         )
-        self._driver = Driver(self.pipeline.profiled(engine))
         return group
 
     def _agree(self) -> None:
         """Compare configurations; members that are behind take the counters of the others."""
-        own = {
+        values = {
             "agreement": agreement_line(self._config, self._shapes, None),
             "common": common_state(self.pipeline),
         }
-        line = np.frombuffer(bytearray(json.dumps(own).encode() + b"\n"), np.uint8)
+        line = np.frombuffer(bytearray(json.dumps(values).encode() + b"\n"), np.uint8)
         lines = self._driver.reply(self._driver.post(Broadcast("torchft.members", line)))
-        members = [json.loads(one) for one in lines.tobytes().splitlines()]
+        members = [json.loads(line) for line in lines.tobytes().splitlines()]
         try:
-            check_agreement([one["agreement"] for one in members])
+            check_agreement([member["agreement"] for member in members])
         except GradcompError as error:  # other errors end with the quorum
             self._fatal = error
             raise
-        newest = max((one["common"] for one in members), key=_steps)
-        if newest != own["common"]:
+        newest = max((member["common"] for member in members), key=_steps)
+        if newest != values["common"]:
             take_common_state(self.pipeline, newest, self._shapes)
         self._collector = Collector(self._driver, self.pipeline, self._shapes, overwrite=True)
 
@@ -185,7 +175,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         """Take parameters from another replica: nothing of this one's changes is left to send."""
         self._kept = None
         state = self.pipeline.state_dict()
-        zeros = {name: np.zeros_like(one) for name, one in state["residual"].items()}
+        zeros = {name: np.zeros_like(residual) for name, residual in state["residual"].items()}
         self.pipeline.load_state_dict({**state, "residual": zeros})
 
     # Steps ----------------------------------------------------------------------------------------
@@ -267,8 +257,8 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         self._take(state)
 
     def _take(self, state: dict[str, Any]) -> None:
-        here = self.pipeline.rank, self.pipeline.world_size
-        self.pipeline.load_state_dict(placed(state, *here))
+        rank, size = self.pipeline.rank, self.pipeline.world_size
+        self.pipeline.load_state_dict(placed(state, rank, size))
 
 
 class _Sum(Work):

@@ -12,8 +12,7 @@ import byteps.torch as bps
 import torch
 
 from byteps_compressors import native
-from byteps_compressors.agreement import check_replicas
-from byteps_compressors.gather import gather
+from byteps_compressors.gather import WORKER, gather, gather_values
 from byteps_compressors.torch.checks import check_agreement, check_config, spec_for
 from byteps_compressors.torch.environment import check_environment
 from byteps_compressors.torch.states import States
@@ -26,8 +25,9 @@ from gradcomp.adapter_api import (
     Spec,
     StartReport,
     Stats,
+    check_digests,
     check_scale,
-    digests_text,
+    digest_parameters,
 )
 from gradcomp.errors import GradcompError
 from gradcomp_torch.parameters import parameter_bytes
@@ -205,9 +205,10 @@ class Attached(Checkpointed):
             ProtocolError: parameters differ; the message names the first one, the step and the
                 workers.
         """
-        text = digests_text(parameter_bytes(self._parameters.items())).encode()
-        texts = gather(text, "call check_replicas between the same steps")
-        check_replicas(texts, self._steps())
+        digests = digest_parameters(parameter_bytes(self._parameters.items()))
+        purpose = "call check_replicas between the same steps"
+        rows = gather_values({"digests": digests}, purpose)
+        check_digests(rows, f"after step {self._steps()}", WORKER)
 
     def _steps(self) -> int:
         """Number of steps so far."""
@@ -283,9 +284,9 @@ def attach(
     check_agreement(config, shapes, server_feedback)
     _report(config, shapes)
     sharing = {
-        one.name
-        for one in map(get_codec, {spec.first_codec for spec in specs.values()})
-        if "shares" in one.caps
+        codec.name
+        for codec in map(get_codec, {spec.first_codec for spec in specs.values()})
+        if "shares" in codec.caps
     }
     for name in sorted(sharing):
         _log.warning(

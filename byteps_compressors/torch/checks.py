@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from byteps_compressors import native
-from byteps_compressors.agreement import WORKER, check_equal, to_text
 from byteps_compressors.build import plugin
-from byteps_compressors.gather import gather
+from byteps_compressors.gather import WORKER, gather_values
 from gradcomp import Config
-from gradcomp.adapter_api import Spec, build_text, model_digest, read_object
+from gradcomp.adapter_api import Spec, build_text, check_equal, model_digest
 from gradcomp.errors import ConfigError
 
 __all__ = ["check_agreement", "check_config", "spec_for"]
@@ -100,9 +99,9 @@ def check_agreement(config: Config, shapes: Mapping[str, tuple[int, ...]], feedb
         "check_replicas_every": config.check_replicas_every,
         "epoch": native.load().epoch,
     }
-    texts = gather(to_text(values), "call attach with equal arguments")
     check_equal(
-        [read_object(text, rank, WORKER) for rank, text in enumerate(texts)],
+        gather_values(values, "call attach with equal arguments"),
         "the workers were given different parameters, configurations or options",
         "give all of them the same, and install one version of gradcomp on all machines",
+        WORKER,
     )

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from byteps_compressors import native
-from byteps_compressors.agreement import WORKER, check_equal, to_text
-from byteps_compressors.gather import gather
+from byteps_compressors.gather import WORKER, gather_values
 from gradcomp import Config
-from gradcomp.adapter_api import FloatArray, Pipeline, read_object
+from gradcomp.adapter_api import FloatArray, Pipeline, check_equal
 from gradcomp.errors import StateError
 from gradcomp_torch.state import as_array, with_arrays
 
@@ -73,9 +72,9 @@ class States:
         self._compare_loaded(error, loaded)
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
-                own = tensor.array(kind)
-                if own is not None:
-                    own[:] = loaded[kind].get(name, 0)
+                array = tensor.array(kind)
+                if array is not None:
+                    array[:] = loaded[kind].get(name, 0)
             (rate,) = loaded["residual_lr"].get(name, [0.0])
             tensor.progress = native.Progress(
                 loaded["rounds"].get(name, 0),
@@ -95,26 +94,26 @@ class States:
             **{f"steps of '{name}'": rounds.get(name, 0) for name in self._tensors},
         }
         row = {"error": None if error is None else str(error), "values": values}
-        texts = gather(to_text(row), "call load_state_dict between the same steps")
+        rows = gather_values(row, "call load_state_dict between the same steps")
         if error is not None:
             raise error
-        rows = [read_object(text, other, WORKER) for other, text in enumerate(texts)]
-        for rank, one in enumerate(rows):
-            if one["error"] is not None:
+        for rank, theirs in enumerate(rows):
+            if theirs["error"] is not None:
                 raise StateError(
-                    f"another worker could not load its state: worker {rank}: {one['error']}"
+                    f"another worker could not load its state: worker {rank}: {theirs['error']}"
                 )
         check_equal(
-            [one["values"] for one in rows],
+            [theirs["values"] for theirs in rows],
             "the workers loaded states of different steps",
             "load states that were saved in one step, on all workers",
+            WORKER,
         )
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
         """Return the servers' new residuals by tensor name, as worker 0 sends them."""
-        (own,) = [one for one in states if one["rank"] == 0] or [{}]
-        scale = np.float32(bps.size() / own.get("world_size", bps.size()))
-        saved = own.get("servers", {})
+        (first,) = [state for state in states if state["rank"] == 0] or [{}]
+        scale = np.float32(bps.size() / first.get("world_size", bps.size()))
+        saved = first.get("servers", {})
         if not isinstance(saved, Mapping):
             raise StateError(
                 f"'servers' of a compressor state is a {type(saved).__name__}; it must be a "
@@ -157,11 +156,11 @@ class States:
         loaded = pipeline.state_dict()
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
-                own, saved = tensor.array(kind), loaded[kind].get(name)
-                if own is not None and saved is not None and saved.size != own.size:
+                array, saved = tensor.array(kind), loaded[kind].get(name)
+                if array is not None and saved is not None and saved.size != array.size:
                     raise StateError(
                         f"the {kind} of '{name}' has {saved.size} elements and the parameter "
-                        f"{own.size}: this is the state of another model"
+                        f"{array.size}: this is the state of another model"
                     )
         return loaded
 

@@ -319,6 +319,29 @@ class Config(StrictModel):
         if self.step_algorithm is not None:
             raise ConfigError(f"'{self.step_algorithm.text}' {problem}")
 
+    def check_dgc_sgd(self, settings: Mapping[str, Any], sgd: str) -> None:
+        """Refuse an optimizer ``DGCSGD`` that does not fit.
+
+        Args:
+            settings: ``momentum`` and ``nesterov`` of the optimizer.
+            sgd: name of the framework's optimizer with momentum, for the message.
+
+        Raises:
+            ConfigError: no spec applies the momentum, or another one.
+        """
+        memory = self.momentum_correction
+        if memory is None:
+            raise ConfigError(
+                f"DGCSGD leaves the momentum to the compression, and '{self.compress.default}' "
+                f"applies none: use {sgd}, or a spec such as dgc(ratio=0.001)"
+            )
+        for key in ("momentum", "nesterov"):
+            if settings[key] != memory.params[key]:
+                raise ConfigError(
+                    f"DGCSGD has {key} {settings[key]} and '{memory.text}' {memory.params[key]}: "
+                    "they must be the same"
+                )
+
     @property
     def scales_lr(self) -> bool:
         """Whether any residual here is scaled by the learning rate."""

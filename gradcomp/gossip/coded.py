@@ -15,7 +15,7 @@ from gradcomp.errors import ProtocolError, SpecError, StateError, TopologyError
 from gradcomp.exchange.arrays_of_state import arrays_like, check_mapping
 from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.gossip.base import CompressedGossip, Tensor
-from gradcomp.gossip.dense import check_column_stochastic, weight_of
+from gradcomp.gossip.dense import WeightedGossip
 from gradcomp.gossip.topology import Topology
 
 __all__ = ["Choco", "DeepSqueeze", "QuantizedPushSum"]
@@ -181,7 +181,7 @@ class Choco(_Coded):
             tensor.of(x)[:] += np.float32(self._gamma) * (s - x_hat)
 
 
-class QuantizedPushSum(Choco):
+class QuantizedPushSum(WeightedGossip, Choco):
     """Push-sum of compressed differences, on directed graphs: ::
 
         q = C(x - x_hat);  x_hat += q;  s += sum_j P_ij q_j;  x += gamma (s - x_hat)
@@ -212,11 +212,9 @@ class QuantizedPushSum(Choco):
         super().__init__(topology, rank, shapes, **options)
         if self._gamma > 1:
             raise ValueError(f"gamma is {self._gamma}; it must be in (0, 1]: weights stay above 0")
-        self.weight = 1.0
-        """Push-sum weight w, above 0. The weights of all ranks add up to the world size."""
 
     def _check_topology(self, topology: Topology) -> None:
-        check_column_stochastic(topology)
+        super()._check_topology(topology)
         _check_static(topology, self.name)
 
     def _body_size(self) -> int:
@@ -239,16 +237,6 @@ class QuantizedPushSum(Choco):
         weights[self.rank] = self.weight
         total = sum(float(row[source]) * weights[source] for source in sorted(weights))
         self.weight += self._gamma * (total - self.weight)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Gossip.state_dict`."""
-        return super().state_dict() | {"weight": self.weight}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Gossip.load_state_dict`."""
-        weight = weight_of(state)
-        super().load_state_dict(state)
-        self.weight = weight
 
 
 class DeepSqueeze(_Coded):

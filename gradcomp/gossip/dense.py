@@ -15,7 +15,7 @@ from gradcomp.exchange.rounds import Exchange, GossipRound
 from gradcomp.gossip.base import Gossip
 from gradcomp.gossip.topology import Topology
 
-__all__ = ["PushSum", "SimpleGossip", "check_column_stochastic", "weight_of"]
+__all__ = ["PushSum", "SimpleGossip", "WeightedGossip"]
 
 
 class SimpleGossip(Gossip):
@@ -56,7 +56,35 @@ class SimpleGossip(Gossip):
         x[:] = mixed
 
 
-class PushSum(Gossip):
+class WeightedGossip(Gossip):
+    """Base class of push-sum: the weights of all ranks add up to the world size."""
+
+    def _check_topology(self, topology: Topology) -> None:
+        if not topology.is_column_stochastic:
+            raise TopologyError(
+                f"push-sum needs a column-stochastic mixing matrix, which '{topology.name}' has "
+                "not: each column, the weights that one rank hands on, must add up to 1; take "
+                "weights='uniform'"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Gossip.state_dict`."""
+        return super().state_dict() | {"weight": self.weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Gossip.load_state_dict`."""
+        check_mapping(state)
+        weight = state.get("weight")
+        if not isinstance(weight, float) or not 0 < weight < math.inf:
+            raise StateError(
+                f"the state's 'weight' is {weight!r:.80}; it must be a finite number above 0: load "
+                "an earlier checkpoint"
+            )
+        super().load_state_dict(state)
+        self.weight = weight
+
+
+class PushSum(WeightedGossip):
     """x_i <- sum_j P_ij x_j and w_i <- sum_j P_ij w_j; x / w estimates the average.
 
     Kempe, Dobra, Gehrke: "Gossip-Based Computation of Aggregate Information" (FOCS 2003), protocol
@@ -74,14 +102,6 @@ class PushSum(Gossip):
     Deviations: values travel unscaled, as the receiver knows the weights, too. w travels, in
     8 bytes, only where a row of the matrices does not add up to 1; otherwise it stays 1.
     """
-
-    def __init__(self, topology: Topology, rank: int) -> None:
-        super().__init__(topology, rank)
-        self.weight = 1.0
-        """Push-sum weight w, above 0. The weights of all ranks add up to the world size."""
-
-    def _check_topology(self, topology: Topology) -> None:
-        check_column_stochastic(topology)
 
     def debias(self, x: FloatArray) -> FloatArray:
         """x / w: a new array."""
@@ -102,42 +122,6 @@ class PushSum(Gossip):
         x[:] = mixed
         if weighted:
             self.weight = float(weight)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Gossip.state_dict`."""
-        return super().state_dict() | {"weight": self.weight}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Gossip.load_state_dict`."""
-        weight = weight_of(state)
-        super().load_state_dict(state)
-        self.weight = weight
-
-
-def check_column_stochastic(topology: Topology) -> None:
-    """Raise TopologyError if push-sum does not take a topology."""
-    if not topology.is_column_stochastic:
-        raise TopologyError(
-            f"push-sum needs a column-stochastic mixing matrix, which '{topology.name}' has "
-            "not: each column, the weights that one rank hands on, must add up to 1; take "
-            "weights='uniform'"
-        )
-
-
-def weight_of(state: Mapping[str, Any]) -> float:
-    """The push-sum weight of a state.
-
-    Raises:
-        StateError: it is missing, or not a finite number above 0.
-    """
-    check_mapping(state)
-    weight = state.get("weight")
-    if not isinstance(weight, float) or not 0 < weight < math.inf:
-        raise StateError(
-            f"the state's 'weight' is {weight!r:.80}; it must be a finite number above 0: load "
-            "an earlier checkpoint"
-        )
-    return weight
 
 
 def _everything(

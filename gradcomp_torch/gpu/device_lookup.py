@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 
+from gradcomp.adapter_api import Pipeline
 from gradcomp.errors import GradcompError
 from gradcomp_torch.devices import TensorArray, TensorDevice
 
@@ -55,13 +56,37 @@ class Devices:
             return None
         return self.direct or device_for(place)
 
-    def obstacle(self, places: Collection[torch.device], engine: str) -> str:
-        """Why this rank cannot send messages from its device to others; nothing if it can.
+    def connect(
+        self,
+        pipeline: Pipeline,
+        places: Collection[torch.device],
+        engine: str,
+        gather: Callable[[str], Sequence[str]],
+    ) -> None:
+        """Set ``direct`` if all ranks can send messages from their device; all ranks call it.
+
+        Otherwise the first rank that wanted it warns.
 
         Args:
+            pipeline: of this rank.
             places: of its gradients.
             engine: why its engine cannot read memory of a GPU; nothing if it can.
+            gather: gives the texts of all ranks, in rank order.
         """
+        obstacles = dict(enumerate(gather(self._obstacle(places, engine))))
+        if not any(obstacles.values()):
+            self.direct = direct_device(*places)
+            pipeline.begin_peer_messages(self.direct)
+            return
+        willing = [rank for rank, text in obstacles.items() if text != _UNWILLING]
+        if pipeline.rank in willing[:1]:
+            _log.warning(
+                "compress.device: direct is not possible, so messages travel through the hosts: %s",
+                "; ".join(f"rank {rank}: {text}" for rank, text in obstacles.items() if text),
+            )
+
+    def _obstacle(self, places: Collection[torch.device], engine: str) -> str:
+        """Why this rank cannot send messages from its device to others; nothing if it can."""
         if self._setting != "direct":
             return _UNWILLING
         if len(places) != 1:
@@ -70,24 +95,6 @@ class Devices:
         if device_for(place) is None:
             return f"there are no kernels for gradients on '{place}'"
         return engine if place.type == "cuda" else ""
-
-    def settle(self, obstacles: Sequence[str], rank: int, places: Collection[torch.device]) -> None:
-        """Set ``direct`` if no rank has an obstacle; else a rank that wanted it warns.
-
-        Args:
-            obstacles: of all ranks.
-            rank: this one.
-        """
-        found = {one: text for one, text in enumerate(obstacles) if text}
-        if not found:
-            self.direct = direct_device(*places)
-            return
-        willing = [one for one, text in enumerate(obstacles) if text != _UNWILLING]
-        if rank in willing[:1]:
-            _log.warning(
-                "compress.device: direct is not possible, so messages travel through the hosts: %s",
-                "; ".join(f"rank {one}: {text}" for one, text in found.items()),
-            )
 
 
 _UNWILLING = "compress.device is not direct there"

@@ -163,23 +163,11 @@ def _is_keras_3(optimizer: Any) -> bool:
 
 def _check_momentum(optimizer: Any, compression: Compression) -> None:
     """Refuse an optimizer whose momentum the compression applies already, or not at all."""
-    memory = compression.config.momentum_correction
     stage = compression.config.own_momentum
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     config = optimizer.get_config()
     if isinstance(optimizer, DGCSGD):
-        if memory is None:
-            raise ConfigError(
-                "DGCSGD leaves the momentum to the compression, and "
-                f"'{compression.config.compress.default}' applies none: use SGD, or a spec such as "
-                "dgc(ratio=0.001)"
-            )
-        for key in ("momentum", "nesterov"):
-            if config[key] != memory.params[key]:
-                raise ConfigError(
-                    f"DGCSGD has {key} {config[key]} and '{memory.text}' {memory.params[key]}: "
-                    "they must be the same"
-                )
+        compression.config.check_dgc_sgd(config, "SGD")
         return
     if stage is None:
         return

@@ -38,7 +38,7 @@ class _VariableValues:
                     f"'{name}' is of {variable.dtype.name}; trainable variables must be floating"
                 )
         self.shapes: Mapping[str, tuple[int, ...]] = names.shapes(list(self._variables))
-        self.rounds = any(one.dtype != tf.float32 for one in self._variables.values())
+        self.rounds = any(v.dtype != tf.float32 for v in self._variables.values())
 
     def read(self, name: str) -> FloatArray:
         array: FloatArray = np.asarray(self._variables[name].numpy(), np.float32).reshape(-1)
@@ -66,11 +66,8 @@ class OuterStep(HorovodOuterSteps):
         config: a spec for all pseudo-gradients that are not small, or a `gradcomp.Config`.
         model: of Keras 2 or 3, and built; or anything with ``variables`` and ``trainable_variables``,
             such as a ``tf.Module``.
-        every: number of inner steps per outer step, H, at least 1.
+        every, options: settings of `gradcomp.runtime.outer.options.OuterOptions`.
         process_set: the ranks that average.
-        options: other settings of `OuterOptions`: ``lr``, ``momentum``, ``nesterov``, ``fragments``,
-            ``overlap``, ``mixing``, ``weighted``. By default ``lr=0.7, momentum=0.9``, or
-            ``lr=1, momentum=0`` with error feedback: docs/outer.md.
 
     Raises:
         SpecError: the spec is wrong.
@@ -97,9 +94,9 @@ class OuterStep(HorovodOuterSteps):
         self._keras = "tf_keras" if _is_of(model, "tf_keras") else "keras"
         compression = Compression(config, variables, process_set)
         chosen = self._agree(compression, values, every, options)
-        plain = [one if isinstance(one, tf.Variable) else one.value for one in model.variables]
+        plain = [v if isinstance(v, tf.Variable) else v.value for v in model.variables]
         # Not the states of random generators, which Horovod cannot send.
-        shared = [one for one in plain if one.dtype.is_floating]
+        shared = [v for v in plain if v.dtype.is_floating]
         hvd.broadcast_variables(shared, process_set.ranks[0], process_set=process_set)
         super().__init__(chosen, values)
 
@@ -110,7 +107,7 @@ class OuterStep(HorovodOuterSteps):
 
 def _is_of(model: Any, package: str) -> bool:
     """Whether a class of the model is defined in a package."""
-    return any(one.__module__.split(".")[0] == package for one in type(model).__mro__)
+    return any(base.__module__.split(".")[0] == package for base in type(model).__mro__)
 
 
 def _callback(outer: OuterStep, library: str) -> Any:

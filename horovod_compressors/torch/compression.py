@@ -392,11 +392,11 @@ class Compression(TensorControls, BaseCompression):
         """See `BaseCompression`."""
         places = {one.device for _, one in self._names.tensors()}
         built = "" if hvd.nccl_built() else "its Horovod is built without NCCL"
-        own = self._devices.obstacle(places, built)
-        texts = [text.decode() for text in self.gather(own.encode())]
-        self._devices.settle(texts, self.pipeline.rank, places)
-        if self._devices.direct is not None:
-            self.pipeline.begin_peer_messages(self._devices.direct)
+
+        def gather(text: str) -> list[str]:
+            return [theirs.decode() for theirs in self.gather(text.encode())]
+
+        self._devices.connect(self.pipeline, places, built, gather)
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:
         return parameter_bytes(self._names.tensors())

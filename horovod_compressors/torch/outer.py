@@ -36,11 +36,8 @@ class OuterStep(HorovodOuterSteps, TensorOuterSteps):
         config: a spec for all pseudo-gradients that are not small, or a `gradcomp.Config`.
         model: a module; or pairs of name and parameter, if it has no buffers. Its trainable
             parameters must be floating; sums are float32.
-        every: number of inner steps per outer step, H, at least 1.
+        every, options: settings of `gradcomp.runtime.outer.options.OuterOptions`.
         process_set: the ranks that average.
-        options: other settings of `OuterOptions`: ``lr``, ``momentum``, ``nesterov``, ``fragments``,
-            ``overlap``, ``mixing``, ``weighted``. By default ``lr=0.7, momentum=0.9``, or
-            ``lr=1, momentum=0`` with error feedback: docs/outer.md.
 
     Raises:
         SpecError: the spec is wrong.
@@ -64,8 +61,8 @@ class OuterStep(HorovodOuterSteps, TensorOuterSteps):
         compression = Compression(config, values.named(), process_set)
         chosen = self._agree(compression, values, every, options)
         handles = [
-            hvd.broadcast_async_(one, process_set.ranks[0], f"outer.{name}", process_set)
-            for name, one in [*values.named(), *buffers]
+            hvd.broadcast_async_(tensor, process_set.ranks[0], f"outer.{name}", process_set)
+            for name, tensor in [*values.named(), *buffers]
         ]
         for handle in handles:
             hvd.synchronize(handle)

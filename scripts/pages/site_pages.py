@@ -17,7 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(\s*<?([^)\s>#]+)[^)]*\)")
 API = {
-    "gradcomp": ["gradcomp", "gradcomp.errors", "gradcomp.polar", "gradcomp.gossip"],
+    "gradcomp": [
+        "gradcomp",
+        "gradcomp.errors",
+        "gradcomp.polar",
+        "gradcomp.gossip",
+        "gradcomp.runtime.outer.options",
+    ],
     "horovod_compressors": ["horovod_compressors.torch", "horovod_compressors.tensorflow"],
     "torch_compressors": [
         "torch_compressors",

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from test_byteps import run
 
-from byteps_compressors.agreement import check_equal, check_replicas, to_text
-from gradcomp.errors import ProtocolError
-
 RANDOM = "residual|randomk(ratio=0.1)"
 
 
@@ -69,32 +66,3 @@ def test_models_that_drift_apart_end_the_job(tmp_path: Path) -> None:
 def test_a_comparison_does_not_wait_for_ever(tmp_path: Path) -> None:
     log, _ = fail(tmp_path, "absent")
     assert "worker 0 waited 3 s (GRADCOMP_BYTEPS_TIMEOUT) for the others" in log
-
-
-class TestComparison:
-    """See tests/runtime/test_comparison.py for texts and differences."""
-
-    DIGESTS = (("w", "0a"), ("b", "0b"))
-
-    def texts(self, *of_workers: object) -> list[bytes]:
-        return [to_text({"digests": digests}) for digests in of_workers]
-
-    def test_equal_values_pass(self) -> None:
-        check_equal([{"a": 1, "b": "x"}] * 3, "apart", "mend it")
-        check_replicas(self.texts(*[self.DIGESTS] * 3), 4)
-
-    def test_names_the_workers_of_each_value(self) -> None:
-        rows = [{"a": value} for value in (1, 2, 1)]
-        with pytest.raises(ProtocolError, match="a: 1 on workers 0, 2; 2 on worker 1"):
-            check_equal(rows, "apart", "mend it")
-
-    @pytest.mark.parametrize("text", [b"", b"\xff", b"[1]", b"[" * 100_000])
-    def test_foreign_texts_are_refused(self, text: bytes) -> None:
-        with pytest.raises(ProtocolError, match="worker 1 sends no text"):
-            check_replicas([*self.texts(self.DIGESTS), text], 4)
-
-    def test_missing_digests_are_refused(self) -> None:
-        with pytest.raises(ProtocolError, match=r"first 'b' .*0b on worker 0; none on worker 1"):
-            check_replicas(self.texts(self.DIGESTS, self.DIGESTS[:1]), 4)
-        with pytest.raises(ProtocolError, match="worker 1 sends no digests"):
-            check_replicas(self.texts(self.DIGESTS, None), 4)

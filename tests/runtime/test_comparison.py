@@ -8,11 +8,11 @@ import pytest
 from gradcomp.errors import ProtocolError
 from gradcomp.runtime.agree.comparison import (
     by_value,
+    check_digests,
+    check_equal,
     check_parameters,
-    compare_digests,
     differences,
     digest_parameters,
-    digests_text,
     read_digests,
     read_object,
 )
@@ -27,6 +27,14 @@ def test_values_are_listed_with_their_ranks() -> None:
 def test_differences_are_lines_and_a_missing_value_is_one() -> None:
     assert differences([{"a": 1, "b": 2}] * 3) == ""
     assert differences([{"a": 1, "b": 2}, {"a": 1}]) == "  b: 2 on rank 0; none on rank 1"
+
+
+def test_unequal_values_are_listed_between_subject_and_remedy() -> None:
+    check_equal([{"a": 1, "b": "x"}] * 3, "apart", "mend it")
+    rows = [{"a": value} for value in (1, 2, 1)]
+    with pytest.raises(ProtocolError) as raised:
+        check_equal(rows, "apart", "mend it", "worker")
+    assert str(raised.value) == "apart:\n  a: 1 on workers 0, 2; 2 on worker 1\nmend it"
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"[1]", b"3", b"[" * 100_000, "no json"])
@@ -53,13 +61,11 @@ def test_the_first_parameter_that_differs_is_named() -> None:
         check_parameters([same, same[:1]], "before step 3")
 
 
-def test_texts_of_digests_are_compared() -> None:
-    parameters = {"a": np.ones(3, np.float32), "b": np.zeros((2, 2), np.float32)}
-    same = digests_text(parameters.items())
-    compare_digests([same, same.encode()], "before step 3")
-    parameters["b"][1, 1] = 1
-    other = digests_text(parameters.items())
-    with pytest.raises(ProtocolError, match=r"first 'b' .* on worker 4; .* on worker 5"):
-        compare_digests([same, other], "before step 3", "worker", first=4)
-    with pytest.raises(ProtocolError, match="rank 5 sends no digests"):
-        compare_digests([same, "{}"], "before step 3", first=4)
+def test_digests_are_compared_from_the_first_rank_on() -> None:
+    digests = [["w", "0a"], ["b", "0b"]]
+    check_digests([{"digests": digests}] * 2, "after step 4")
+    rows = [{"digests": digests}, {"digests": digests[:1]}]
+    with pytest.raises(ProtocolError, match=r"first 'b' .*0b on worker 2; none on worker 3"):
+        check_digests(rows, "after step 4", "worker", 2)
+    with pytest.raises(ProtocolError, match="worker 3 sends no digests"):
+        check_digests([{"digests": digests}, {}], "after step 4", "worker", 2)

@@ -21,23 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
-    ProcessGroupGloo,
-)
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from gradcomp import Config
 from gradcomp.adapter_api import (
     Broadcast,
     Collector,
-    Driver,
     FloatArray,
     OuterOptions,
     Pipeline,
     agreement_line,
     check_agreement,
     common_state,
-    moved,
     pack_state,
     placed,
     take_common_state,
@@ -46,10 +41,8 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError, GradcompError, PeerError, StateError
 from gradcomp_torch.outer import ParameterValues, TensorOuterSteps
 from gradcomp_torch.parameters import check_unsharded
-from torch_compressors.elastic.limits import check_only_residuals
+from torch_compressors.elastic.members import check_only_residuals, join_members
 from torch_compressors.elastic.rendezvous import FRESH, Members, Rendezvous
-from torch_compressors.gloo.engine import GlooEngine, message_limit
-from torch_compressors.gloo.liveness import Liveness
 
 __all__ = ["ElasticOuterStep"]
 
@@ -75,12 +68,12 @@ class ElasticOuterStep(TensorOuterSteps):
         store: of torch.distributed, shared by all processes; it must outlive them. No process group
             is needed.
         name: of this process: unique in the job, and the same after a restart.
-        every: number of inner steps per outer step, H, at least 1.
+        every, options: ``every``, ``lr``, ``momentum`` and ``nesterov`` of
+            `gradcomp.runtime.outer.options.OuterOptions`.
         quorum: least number of processes in an exchange, at least 1.
         grace: wait in seconds for processes beyond the quorum.
         join_timeout: longest wait for a quorum, in seconds.
         timeout: longest wait for another process in an exchange, in seconds.
-        options: ``lr``, ``momentum`` and ``nesterov`` of `OuterOptions`.
 
     Raises:
         SpecError: the spec is wrong.
@@ -120,11 +113,11 @@ class ElasticOuterStep(TensorOuterSteps):
         self._version = FRESH
         self._pipeline = Pipeline(self.config)  # until the first exchange
         super().__init__(chosen, values)
-        nothing = {one: np.zeros_like(value) for one, value in self._outer.start.items()}
-        for one, average in self._average(nothing, 0.0).items():
-            self._outer.step(one, average)
-        for one, start in self._outer.start.items():
-            self._write(one, start)
+        nothing = {p: np.zeros_like(value) for p, value in self._outer.start.items()}
+        for parameter, average in self._average(nothing, 0.0).items():
+            self._outer.step(parameter, average)
+        for parameter, start in self._outer.start.items():
+            self._write(parameter, start)
 
     @property
     def rounds(self) -> int:
@@ -135,7 +128,7 @@ class ElasticOuterStep(TensorOuterSteps):
     def members(self) -> list[str]:
         """Names of the processes in the last exchange."""
         assert self._members is not None  # the constructor attends one
-        return [one.name for one in self._members.arrivals]
+        return [arrival.name for arrival in self._members.arrivals]
 
     def save(self, directory: str | Path, step: int, keep: int = 3) -> Path:
         """Refused: the processes that would write one checkpoint together come and go.
@@ -164,13 +157,13 @@ class ElasticOuterStep(TensorOuterSteps):
                 self._enter(members)
                 kept = self._pipeline.state_dict()
                 averages = {}
-                if any(one.version != FRESH for one in members.arrivals):
-                    mine = {name: one.copy() for name, one in changes.items()}
+                if any(arrival.version != FRESH for arrival in members.arrivals):
+                    mine = {name: change.copy() for name, change in changes.items()}
                     averages = super()._average(mine, samples)
             except (GradcompError, RuntimeError) as error:
                 averages, problem = None, error
             if self._rendezvous.settle(members, averages is not None) and averages is not None:
-                self._version = max(one.version for one in members.arrivals) + 1
+                self._version = max(arrival.version for arrival in members.arrivals) + 1
                 return averages
             self._leave(kept)
         raise PeerError(
@@ -179,26 +172,18 @@ class ElasticOuterStep(TensorOuterSteps):
 
     def _enter(self, members: Members) -> None:
         """Make the exchange of a rendezvous possible: connections, rank, and the newest parameters."""
-        names = [one.name for one in members.arrivals]
+        names = [arrival.name for arrival in members.arrivals]
         rank, size = members.rank(self._name), len(names)
         if self._members is None or self.members != names:
-            store = PrefixStore(f"{members.number}/gloo", self._store)
-            group: Any = ProcessGroupGloo(store, rank, size, self._timeout)
-            self._pipeline = moved(self._pipeline, placed(self._pipeline.state_dict(), rank, size))
-            numels = [math.prod(shape) for shape in self._values.shapes.values()]
-            engine = GlooEngine(
-                {"all": group},
-                message_limit(numels, 4 * sum(numels)),
-                "ElasticOuterStep",
-                Liveness(store, "fault", rank, range(size)),
+            shapes, store = self._values.shapes, PrefixStore(f"{members.number}", self._store)
+            self._pipeline, self._driver = join_members(
+                self._pipeline, shapes, store, rank, size, self._timeout, "ElasticOuterStep"
             )
-            self._driver = Driver(self._pipeline.profiled(engine))
-            self._collector = Collector(
-                self._driver, self._pipeline, self._values.shapes, overwrite=True
-            )
+            self._collector = Collector(self._driver, self._pipeline, shapes, overwrite=True)
         self._members = members
         newest = members.arrivals[members.source]
-        if any(one.version != newest.version or one.version == FRESH for one in members.arrivals):
+        versions = [arrival.version for arrival in members.arrivals]
+        if len(set(versions)) > 1 or FRESH in versions:
             self._catch_up(rank == members.source, newest.version)
 
     def _catch_up(self, gives: bool, version: int) -> None:
@@ -238,6 +223,6 @@ def _check(
 
 
 def _check_same(members: Members) -> None:
-    texts = [json.loads(one.text) for one in members.arrivals]
+    texts = [json.loads(arrival.text) for arrival in members.arrivals]
     check_agreement([line for line, _ in texts])
     OuterOptions.check_same([line for _, line in texts])

@@ -24,7 +24,6 @@ from gradcomp import Config
 from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray
-from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.host_copies import to_device, to_host
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import uncompiled_name
@@ -35,6 +34,7 @@ from torch_compressors.gloo.device_engine import connect_devices, sum_together
 from torch_compressors.gloo.engine import GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.nodes import exchange_groups
 from torch_compressors.gloo.process_group import use_own_processors
 
 __all__ = ["FSDPCompression", "fsdp_hook"]
@@ -114,15 +114,12 @@ class FSDPCompression(ShardedControls):
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
-        ranks = dist.get_process_group_ranks(group)
-        own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
-        self._engine = GlooEngine({"all": own}, limit, "fsdp_hook")
-        places = {one.device for one in model.parameters()}
-        self._devices = Devices(self.config.compress.device)
-        self._driver = Driver(
-            connect_devices(self._devices, self._pipeline, self._engine, group, places, timeout)
+        self._engine = GlooEngine(exchange_groups(group, 1, timeout), limit, "fsdp_hook")
+        self._devices, engine = connect_devices(
+            self._pipeline, self._engine, group, model.parameters(), timeout
         )
+        self._driver = Driver(engine)
         self._together = {
             name: list(modules.values())
             for modules in wrapped_together(sharded)

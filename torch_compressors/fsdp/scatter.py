@@ -30,7 +30,6 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError, StateError
 from gradcomp_torch.devices import TensorArray
-from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.host_copies import HostCopies, to_device
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
@@ -38,6 +37,7 @@ from torch_compressors.gloo.device_engine import connect_devices
 from torch_compressors.gloo.engine import GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.nodes import exchange_groups
 from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.scaler import ScalerControls
 
@@ -107,13 +107,12 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         self.uncompressed = self._reasons()
-        ranks = dist.get_process_group_ranks(group)
-        own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
-        numels = [one.numel for unit in units for one in unit.parameters]
-        gloo = GlooEngine({"all": own}, message_limit(numels, 4 * sum(numels)), _NAME)
-        places = {one.device for one in model.parameters()}
-        self._devices = Devices(self.config.compress.device)
-        engine = connect_devices(self._devices, self._pipeline, gloo, group, places, timeout)
+        numels = [part.numel for unit in units for part in unit.parameters]
+        limit = message_limit(numels, 4 * sum(numels))
+        gloo = GlooEngine(exchange_groups(group, 1, timeout), limit, _NAME)
+        self._devices, engine = connect_devices(
+            self._pipeline, gloo, group, model.parameters(), timeout
+        )
         self._driver = Driver(self._pipeline.profiled(engine))
         self._reduced: set[str] = set()
         for unit in units:

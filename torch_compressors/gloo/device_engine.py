@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,28 +22,31 @@ __all__ = ["connect_devices", "sum_together"]
 
 
 def connect_devices(
-    devices: Devices,
     pipeline: Pipeline,
     gloo: GlooEngine,
     world: dist.ProcessGroup,
-    places: Collection[torch.device],
+    parameters: Iterable[torch.Tensor],
     timeout: timedelta | None,
-) -> Engine:
-    """The engine of requests, also from devices if all ranks can send messages from there; all ranks call it.
+) -> tuple[Devices, Engine]:
+    """The devices of this rank's gradients, and the engine of requests; all ranks call it.
+
+    The engine takes requests from devices, too, if all ranks can send messages from there.
 
     Args:
         gloo: the engine for memory of the host.
         world: the ranks that average.
-        places: of this rank's gradients.
+        parameters: with gradients.
     """
-    obstacles = gather_texts(devices.obstacle(places, _obstacle(world, places)), world)
-    devices.settle(obstacles, world.rank(), places)
+    devices = Devices(pipeline.config.compress.device)
+    places = {parameter.device for parameter in parameters}
+    devices.connect(
+        pipeline, places, _obstacle(world, places), lambda text: gather_texts(text, world)
+    )
     if devices.direct is None:
-        return gloo
-    pipeline.begin_peer_messages(devices.direct)
+        return devices, gloo
     ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
     group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
-    return _DirectEngine(gloo, group)
+    return devices, _DirectEngine(gloo, group)
 
 
 def sum_together(
@@ -58,9 +61,9 @@ def sum_together(
     """
     staging = copies_of(tensors[0].device)
     with staging.beside(tensors):
-        flat = [one.reshape(-1) for one in tensors]
+        flat = [tensor.reshape(-1) for tensor in tensors]
         message: Any = DeviceMessage(flat[0] if len(flat) == 1 else torch.cat(flat), staging)
-    return _sum(label, message, [one.numel() for one in tensors])
+    return _sum(label, message, [tensor.numel() for tensor in tensors])
 
 
 def _sum(label: str, message: Any, sizes: list[int]) -> Generator[AllReduce, Any, Any]:
@@ -77,7 +80,7 @@ class _Running:
     """
 
     request: Request
-    own: DeviceMessage
+    message: DeviceMessage
     reply: torch.Tensor
     work: Any
 
@@ -100,31 +103,31 @@ class _DirectEngine:
 
     def start(self, request: Request) -> Any:
         """Start a request without waiting; see `GlooEngine.start`."""
-        own = message_of(request)
-        if own is None:
+        message = message_of(request)
+        if message is None:
             return self._host.start(request)
         ranks = self._group.size()
-        with own.behind():
+        with message.behind():
             if isinstance(request, AllReduce):
-                reply = own.data
+                reply = message.data
                 work = self._group.allreduce([reply])
             elif isinstance(request, AllToAll):
                 splits = list(request.splits)
                 size = splits[self._group.rank()]
-                reply = self._room(request, own, size * ranks)
-                work = self._group.alltoall_base(reply, own.data, [size] * ranks, splits)
+                reply = self._room(request, message, size * ranks)
+                work = self._group.alltoall_base(reply, message.data, [size] * ranks, splits)
             else:
-                reply = self._room(request, own, own.data.numel() * ranks)
+                reply = self._room(request, message, message.data.numel() * ranks)
                 # Its public function has another name in each version of PyTorch.
-                work = self._group._allgather_base(reply, own.data)
-        return _Running(request, own, reply, keep(work))
+                work = self._group._allgather_base(reply, message.data)
+        return _Running(request, message, reply, keep(work))
 
-    def _room(self, request: Request, own: DeviceMessage, numel: int) -> torch.Tensor:
+    def _room(self, request: Request, message: DeviceMessage, numel: int) -> torch.Tensor:
         """Memory for a reply, the same in each step, so that what reads it can be replayed."""
         key = (request.kind, request.name)
         reply = self._replies.get(key)
         if reply is None or reply.numel() != numel:
-            reply = self._replies[key] = own.data.new_empty(numel)
+            reply = self._replies[key] = message.data.new_empty(numel)
         return reply
 
     def finish(self, handle: Any) -> Any:
@@ -134,7 +137,7 @@ class _DirectEngine:
         """
         if not isinstance(handle, _Running):
             return self._host.finish(handle)
-        request, own, reply, work = handle.request, handle.own, handle.reply, handle.work
+        request, message, reply, work = handle.request, handle.message, handle.reply, handle.work
         work.wait()
         if reply.device.type != "cpu":
             # It is memory of the side stream, and this stream reads it.
@@ -143,8 +146,8 @@ class _DirectEngine:
         if isinstance(request, AllReduce):
             # In the message's own dtype, as the loopback does.
             reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype)
-            return DeviceMessage(reply, own.staging)
-        return own.replies(reply, ranks)
+            return DeviceMessage(reply, message.staging)
+        return message.replies(reply, ranks)
 
 
 def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str:
@@ -160,5 +163,5 @@ def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str
 
 def _engine(world: dist.ProcessGroup, device: torch.device) -> str:
     """The engine of a process group for memory of a device."""
-    engines = dict(one.split(":") for one in dist.get_backend_config(world).split(","))
+    engines = dict(pair.split(":") for pair in dist.get_backend_config(world).split(","))
     return engines.get(device.type, "")

@@ -42,17 +42,22 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[by
     longest = max(sizes)
     if longest == 0:
         return [b""] * size
-    own = torch.zeros(longest, dtype=torch.uint8)
-    own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(data)] = _tensor_of(data)
     texts = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
-    _gather(texts, own.to(device), group)
+    _gather(texts, padded.to(device), group)
     return [
         text[:length].cpu().numpy().tobytes() for text, length in zip(texts, sizes, strict=True)
     ]
 
 
-def _gather(out: list[torch.Tensor], own: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-    work = dist.all_gather(out, own, group=group, async_op=True)
+def _tensor_of(data: bytes) -> torch.Tensor:
+    """The bytes as a tensor; `torch.frombuffer` refuses none."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+
+
+def _gather(out: list[torch.Tensor], mine: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    work = dist.all_gather(out, mine, group=group, async_op=True)
     if work is not None:  # this rank is in the group
         keep(work).wait()
 
@@ -110,11 +115,11 @@ def bytes_on_first(data: bytes, group: dist.ProcessGroup) -> list[torch.Tensor]:
                 f"rank {rank} of the group sends {size} bytes; it must be in [0, {bound}]: see whether "
                 "all ranks run the same script and versions"
             )
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+    mine = _tensor_of(data)
     if group.rank() > 0:
-        dist.send(own, group=group, group_dst=0)
+        dist.send(mine, group=group, group_dst=0)
         return []
-    received = [own, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
-    for rank, one in enumerate(received[1:], 1):
-        dist.recv(one, group=group, group_src=rank)
-    return received
+    of_ranks = [mine, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
+    for rank, received in enumerate(of_ranks[1:], 1):
+        dist.recv(received, group=group, group_src=rank)
+    return of_ranks

@@ -1,18 +1,17 @@
-"""Which ranks of a job still answer: each leaves a mark in the job's store, and reads the others'."""
+"""The marks of ranks that still answer, in a store of torch.distributed."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as dist
 
-from gradcomp.adapter_api import ranks_text
+from gradcomp.adapter_api import Marks, ranks_text
 from gradcomp.errors import GradcompError, PeerError
 
 __all__ = ["Liveness", "naming_the_absent", "of_group"]
@@ -23,12 +22,27 @@ _calls: defaultdict[tuple[str, str], itertools.count[int]] = defaultdict(itertoo
 SECONDS = 5.0
 """Wait for the marks of the others after a failure: they notice it at about the same time."""
 
-_PAUSE = 0.1  # seconds between two looks
 _GRACE = 2.0  # seconds for a store to answer after the wait
 
 
-class Liveness:
-    """The marks of some ranks under one key.
+class _Store:
+    """A store of torch.distributed; a RuntimeError tells that it does not answer."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes | None:
+        return self._store.get(key) if self._store.check([key]) else None
+
+    def clone(self) -> _Store:
+        return _Store(self._store.clone())
+
+
+class Liveness(Marks):
+    """The marks of some ranks under one key, which stay valid.
 
     Args:
         store: a store of torch.distributed that all ranks share.
@@ -37,15 +51,10 @@ class Liveness:
         ranks: all ranks that leave a mark.
     """
 
-    def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int]) -> None:
-        self._store = store
-        self._key = f"gradcomp/{key}"
-        self.rank = rank
-        self.ranks = ranks
+    _store: _Store
 
-    def answer(self) -> None:
-        """Leave this rank's mark."""
-        self._store.set(f"{self._key}/{self.rank}", "1")
+    def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int]) -> None:
+        super().__init__(_Store(store), f"gradcomp/{key}", rank, ranks)
 
     def missing(self, seconds: float = SECONDS) -> list[int] | None:
         """Leave this rank's mark, and wait for those of the others.
@@ -56,33 +65,19 @@ class Liveness:
             The ranks without a mark, at the last look; None if the store never answered.
         """
         seen: list[list[int]] = []
-        deadline = time.monotonic() + seconds
 
         def look() -> None:
-            # A connection of its own: another thread may wait in the store.
-            self._store = self._store.clone()
-            self.answer()
-            while True:
-                absent = [one for one in self.ranks if not self._has_answered(one)]
-                seen.append(absent)
-                if not absent or time.monotonic() > deadline:
-                    return
-                time.sleep(_PAUSE)
+            with suppress(RuntimeError):  # the store has gone
+                # A connection of its own: another thread may wait in the store.
+                self._store = self._store.clone()
+                self.answer()
+                for absent in self.looks(seconds):
+                    seen.append(absent)
 
-        def look_safely() -> None:
-            try:
-                look()
-            except RuntimeError:  # the store has gone
-                return
-
-        looking = threading.Thread(target=look_safely, name="liveness check", daemon=True)
+        looking = threading.Thread(target=look, name="liveness check", daemon=True)
         looking.start()
         looking.join(seconds + _GRACE)
         return seen[-1] if seen else None
-
-    def _has_answered(self, rank: int) -> bool:
-        answered: bool = self._store.check([f"{self._key}/{rank}"])
-        return answered
 
 
 def of_group(group: dist.ProcessGroup, key: str) -> Liveness:

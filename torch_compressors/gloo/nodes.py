@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -12,6 +11,7 @@ from gradcomp import Config
 from gradcomp.adapter_api import Node, Pipeline, RankGroup, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
 from torch_compressors.gloo.gather import gather_numbers, gather_texts
+from torch_compressors.gloo.process_group import local_place
 
 __all__ = [
     "agreed_ranks_per_node",
@@ -22,12 +22,6 @@ __all__ = [
 ]
 
 _SETTING = "compress.ranks_per_node"
-
-# By launcher: variables of the rank on its machine, and of the number of ranks there.
-_LAUNCHERS = (
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
-    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),  # horovodrun
-)
 
 
 def ranks_per_node(
@@ -45,18 +39,13 @@ def ranks_per_node(
         if configured < 1 or count % configured:
             return 1, f"{setting} is {configured}; it must be a divisor of {count} ranks"
         return configured, None
-    for names in _LAUNCHERS:
-        local = [os.environ.get(name, "") for name in names]
-        if all(text.isdigit() for text in local):
-            break
-    else:
-        local = []
-    if not local or count != dist.get_world_size():
+    place = local_place()
+    if place is None or count != dist.get_world_size():
         return 1, (
             "nodes are known only if torchrun or horovodrun has started the ranks and all of them "
             f"average together: set {setting}"
         )
-    local_rank, size = map(int, local)
+    local_rank, size = place
     if size < 1 or count % size or world.rank() % size != local_rank:
         return 1, (
             f"rank {world.rank()} of {count} is local rank {local_rank} of {size}, and two_level "

@@ -9,8 +9,6 @@ import socket
 import time
 from datetime import timedelta
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 import torch.distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -19,15 +17,14 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from gradcomp.adapter_api import ranks_text, use_processors
+from gradcomp.adapter_api import HttpStore, ranks_text, use_processors
 from gradcomp.errors import ConfigError, PeerError
 from torch_compressors.gloo.liveness import Liveness
 
-__all__ = ["init_process_group", "local_world_size", "use_own_processors"]
+__all__ = ["init_process_group", "local_place", "local_world_size", "use_own_processors"]
 
-# Prefix of the keys under which rank 0 publishes its store; each process group has its own key.
-_KEY = "torch_compressors/store"
-_made = itertools.count()
+_HTTP_SECONDS = 30.0
+_made = itertools.count()  # each process group has a key of horovodrun's store
 _joined = itertools.count()
 
 
@@ -121,12 +118,22 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def local_place() -> tuple[int, int] | None:
+    """This rank's number on its machine, and the number of ranks there, from the launcher."""
+    for names in (
+        ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+        ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),  # horovodrun
+    ):
+        rank, size = (os.environ.get(name, "") for name in names)
+        if rank.isdigit() and size.isdigit():
+            return int(rank), int(size)
+    return None
+
+
 def local_world_size() -> int:
-    """Number of ranks on this machine, from the launcher; without one all of the job may be here."""
-    for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return dist.get_world_size()
+    """Number of ranks on this machine; without a launcher all of the job may be here."""
+    place = local_place()
+    return dist.get_world_size() if place is None else place[1]
 
 
 def use_own_processors() -> None:
@@ -135,42 +142,32 @@ def use_own_processors() -> None:
 
 
 def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
-    """A store on rank 0; horovodrun's own key-value store tells the other ranks its address."""
-    address = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
-    port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
-    url = f"http://{address}:{port}/{_KEY}-{next(_made)}"
-    if rank == 0:
-        # The address of this machine on its way to the launcher.
-        with socket.create_connection((address, port), timeout=limit.total_seconds()) as probe:
-            own = probe.getsockname()[0]
-        store = TCPStore(own, 0, size, True, limit, wait_for_workers=False)
-        _ask(Request(url, f"{own} {store.port}".encode(), method="PUT"))
-        return store
-    deadline = time.monotonic() + limit.total_seconds()
-    while (answer := _ask(Request(url))) is None:
-        if time.monotonic() > deadline:
-            raise PeerError(
-                f"rank 0 has not made a process group for {limit.total_seconds():g} s: see its "
-                "output"
-            )
-        time.sleep(0.05)
-    host, _, store_port = answer.decode().partition(" ")
-    return TCPStore(host, int(store_port), size, False, limit, wait_for_workers=False)
-
-
-def _ask(request: Request) -> bytes | None:
-    """The answer of horovodrun's store; None if it has no such key.
+    """A store on rank 0; horovodrun's own key-value store tells the other ranks its address.
 
     Raises:
-        PeerError: the store does not answer.
+        PeerError: horovodrun's store does not answer, or rank 0 does not come in time.
     """
+    launcher = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+    port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    known = HttpStore(f"http://{launcher}:{port}/torch_compressors", _HTTP_SECONDS)
+    key = f"store-{next(_made)}"
     try:
-        with urlopen(request, timeout=30) as reply:
-            answer: bytes = reply.read()
-            return answer
-    except HTTPError as error:
-        if error.code == 404:
-            return None
+        if rank == 0:
+            # The address of this machine on its way to the launcher.
+            with socket.create_connection((launcher, port), limit.total_seconds()) as probe:
+                address = probe.getsockname()[0]
+            store = TCPStore(address, 0, size, True, limit, wait_for_workers=False)
+            known.set(key, f"{address} {store.port}".encode())
+            return store
+        deadline = time.monotonic() + limit.total_seconds()
+        while (answer := known.get(key)) is None:
+            if time.monotonic() > deadline:
+                raise PeerError(
+                    f"rank 0 has not made a process group for {limit.total_seconds():g} s: see its "
+                    "output"
+                )
+            time.sleep(0.05)
+    except OSError as error:
         raise PeerError(f"horovodrun's store does not answer: {error}") from error
-    except URLError as error:
-        raise PeerError(f"horovodrun's store does not answer: {error.reason}") from error
+    host, _, store_port = answer.decode().partition(" ")
+    return TCPStore(host, int(store_port), size, False, limit, wait_for_workers=False)

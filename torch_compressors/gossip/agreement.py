@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import (
-    compare_digests,
-    differences,
-    digests_text,
+    check_digests,
+    check_equal,
+    digest_parameters,
     read_object,
 )
 from gradcomp.errors import GradcompError, ProtocolError
@@ -22,7 +22,7 @@ from gradcomp_torch.parameters import parameter_bytes
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gossip.transport import naming_the_lost
 
-__all__ = ["agree", "check_equal", "setting_text"]
+__all__ = ["agree", "check_equal_tensors", "setting_text"]
 
 _LONGEST = 100
 
@@ -47,31 +47,32 @@ def agree(
         ProtocolError: the error of another rank, or values differ; the message names the ranks.
         PeerError: a rank has died, or does not call this in time.
     """
-    own: GradcompError | None = None
+    problem: GradcompError | None = None
     values: Mapping[str, Any] = {}
     try:
         values = values_of()
     except GradcompError as error:
-        own = error
-    text = json.dumps({"values": values, "problem": "" if own is None else str(own)})
+        problem = error
+    text = json.dumps({"values": values, "problem": "" if problem is None else str(problem)})
     with naming_the_lost(where):
         texts = gather_texts(text, group)
-    if own is not None:
-        raise own
-    rows = [read_object(one, rank) for rank, one in enumerate(texts)]
-    problems = [f"  rank {n}: {one['problem']}" for n, one in enumerate(rows) if one.get("problem")]
+    if problem is not None:
+        raise problem
+    rows = [read_object(text, rank) for rank, text in enumerate(texts)]
+    problems = [f"  rank {n}: {row['problem']}" for n, row in enumerate(rows) if row.get("problem")]
     if problems:
         raise ProtocolError("\n".join([f"{where}: another rank refuses its arguments:", *problems]))
-    of_ranks = [_values(one, rank) for rank, one in enumerate(rows)]
-    for rank, one in enumerate(of_ranks):
+    of_ranks = [_values(row, rank) for rank, row in enumerate(rows)]
+    for rank, settings in enumerate(of_ranks):
         first = of_ranks[rank - rank % leaders]
-        one.update({name: first.get(name) for name, value in one.items() if value is None})
-    lines = differences(of_ranks)
-    if lines:
-        raise ProtocolError(
-            f"{where}: the ranks do not gossip alike:\n{lines}\ngive every rank the same model and "
-            "arguments, and states of the same step"
+        settings.update(
+            {name: first.get(name) for name, value in settings.items() if value is None}
         )
+    check_equal(
+        of_ranks,
+        f"{where}: the ranks do not gossip alike",
+        "give every rank the same model and arguments, and states of the same step",
+    )
 
 
 def _values(row: Mapping[str, Any], rank: int) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _values(row: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return values
 
 
-def check_equal(
+def check_equal_tensors(
     named: Iterable[tuple[str, torch.Tensor]],
     group: dist.ProcessGroup,
     when: str,
@@ -99,8 +100,10 @@ def check_equal(
     Raises:
         ProtocolError: a tensor differs; the message names the first one, the time and the ranks.
     """
-    texts = gather_texts(digests_text(parameter_bytes(named)), group)
-    compare_digests(texts, when, first=first)
+    text = json.dumps({"digests": digest_parameters(parameter_bytes(named))})
+    texts = gather_texts(text, group)
+    rows = [read_object(row, rank) for rank, row in enumerate(texts, first)]
+    check_digests(rows, when, first=first)
 
 
 def setting_text(value: Any) -> str:
@@ -108,8 +111,8 @@ def setting_text(value: Any) -> str:
     if isinstance(value, Topology):
         return f"{value.name} {value.digest}"
     if isinstance(value, Mapping):
-        items = sorted((str(key), setting_text(one)) for key, one in value.items())
-        text = "{" + ", ".join(f"{key}: {one}" for key, one in items) + "}"
+        items = sorted((str(key), setting_text(item)) for key, item in value.items())
+        text = "{" + ", ".join(f"{key}: {item}" for key, item in items) + "}"
     else:
         text = str(value)
     if len(text) <= _LONGEST:

@@ -20,7 +20,7 @@ from gradcomp.gossip import Topology, Traffic
 from gradcomp_torch.parameters import check_unsharded, uncompiled_name
 from torch_compressors.gloo.gather import gather_bytes
 from torch_compressors.gloo.process_group import use_own_processors
-from torch_compressors.gossip.agreement import agree, check_equal, setting_text
+from torch_compressors.gossip.agreement import agree, check_equal_tensors, setting_text
 from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
 from torch_compressors.gossip.transport import check_times, naming_the_lost
 
@@ -178,7 +178,7 @@ class DecentralizedModule(nn.Module, ABC):
         try:
             if self._check_replicas_every:
                 with naming_the_lost("averaged()"):
-                    check_equal(self._averaged(), self._control, "in averaged()")
+                    check_equal_tensors(self._averaged(), self._control, "in averaged()")
             yield self.module
         finally:
             with torch.no_grad():

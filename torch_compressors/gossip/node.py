@@ -14,7 +14,7 @@ from gradcomp.errors import ConfigError
 from gradcomp.gossip import Traffic
 from torch_compressors.gloo.gather import gather_numbers, gather_texts
 from torch_compressors.gloo.nodes import check_nodes, ranks_per_node
-from torch_compressors.gossip.agreement import check_equal
+from torch_compressors.gossip.agreement import check_equal_tensors
 from torch_compressors.gossip.groups import own_groups
 from torch_compressors.gossip.transport import naming_the_lost
 
@@ -114,10 +114,10 @@ class NodeRanks:
         return shared, float(message[x.nbytes :].view(np.float64)[0])
 
     def check_equal(self, named: Iterable[tuple[str, torch.Tensor]], when: str) -> None:
-        """Compare tensors, bit for bit, over the node's ranks; see `agreement.check_equal`."""
+        """Compare tensors, bit for bit, over the node's ranks; see `agreement.check_equal_tensors`."""
         if self._group is not None:
             with naming_the_lost(self._where):
-                check_equal(named, self._group, when, first=self._first)
+                check_equal_tensors(named, self._group, when, first=self._first)
 
     def _count(self, nbytes: int) -> None:
         self.traffic.bits += 8 * nbytes

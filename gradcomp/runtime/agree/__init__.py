@@ -1,1 +1,1 @@
-"""Comparisons of all ranks: versions and configurations, progress, parameters."""
+"""Comparisons of all ranks: versions and configurations, progress, parameters; marks of ranks that answer."""

@@ -15,11 +15,11 @@ from gradcomp.errors import ProtocolError
 __all__ = [
     "Digests",
     "by_value",
+    "check_digests",
+    "check_equal",
     "check_parameters",
-    "compare_digests",
     "differences",
     "digest_parameters",
-    "digests_text",
     "ranks_text",
     "read_digests",
     "read_object",
@@ -57,6 +57,24 @@ def differences(of_ranks: Sequence[Mapping[str, Any]], noun: str = "rank") -> st
         if any(value != values[0] for value in values):
             lines.append(f"  {name}: {by_value(values, noun)}")
     return "\n".join(lines)
+
+
+def check_equal(
+    of_ranks: Sequence[Mapping[str, Any]], what: str, remedy: str, noun: str = "rank"
+) -> None:
+    """Compare the values of all ranks.
+
+    Args:
+        of_ranks: each rank's values by name, in rank order.
+        what, remedy: beginning and end of the message.
+        noun: as for `by_value`.
+
+    Raises:
+        ProtocolError: values differ; the message lists each one by its ranks.
+    """
+    lines = differences(of_ranks, noun)
+    if lines:
+        raise ProtocolError(f"{what}:\n{lines}\n{remedy}")
 
 
 def read_object(text: bytes | str, rank: int, noun: str = "rank") -> dict[str, Any]:
@@ -125,31 +143,16 @@ def check_parameters(
         )
 
 
-def digests_text(parameters: Iterable[tuple[str, Any]]) -> str:
-    """This rank's text for `compare_digests`.
-
-    Args:
-        parameters: names and C-contiguous buffers, in the order of the model.
-    """
-    return json.dumps({"digests": digest_parameters(parameters)})
-
-
-def compare_digests(
-    texts: Sequence[bytes | str], when: str, noun: str = "rank", first: int = 0
+def check_digests(
+    of_ranks: Sequence[Mapping[str, Any]], when: str, noun: str = "rank", first: int = 0
 ) -> None:
-    """Compare the parameters of all ranks by each rank's `digests_text`, in rank order.
-
-    Args:
-        when, noun, first: as for `check_parameters`.
+    """As `check_parameters`, of the ``digests`` in each rank's values.
 
     Raises:
-        ProtocolError: a parameter differs, or a text has no digests.
+        ProtocolError: a parameter differs, or a rank has no digests.
     """
-    of_ranks = [
-        read_digests(read_object(text, rank, noun).get("digests"), rank, noun)
-        for rank, text in enumerate(texts, first)
-    ]
-    check_parameters(of_ranks, when, noun, first)
+    digests = [read_digests(row.get("digests"), n, noun) for n, row in enumerate(of_ranks, first)]
+    check_parameters(digests, when, noun, first)
 
 
 def ranks_text(ranks: Collection[int]) -> str:

@@ -16,8 +16,8 @@ from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import ProtocolError
 from gradcomp.runtime.agree.comparison import (
     Digests,
+    check_equal,
     check_parameters,
-    differences,
     listed,
     read_digests,
     read_object,
@@ -76,13 +76,12 @@ def check_step(replies: ByteArray, world_size: int) -> None:
     if len(set(lines)) == 1:  # this rank's own text is among them
         return
     texts = [_read(line, rank) for rank, line in enumerate(lines)]
-    apart = differences([text.progress for text in texts])
-    if apart:
-        raise ProtocolError(
-            f"the ranks are not at the same point of the training:\n{apart}\nA rank has skipped a "
-            "step, or has loaded a state of another step: call set_epoch, set_step and load at the "
-            "same steps on every rank, with states of one step"
-        )
+    check_equal(
+        [text.progress for text in texts],
+        "the ranks are not at the same point of the training",
+        "A rank has skipped a step, or has loaded a state of another step: call set_epoch, set_step "
+        "and load at the same steps on every rank, with states of one step",
+    )
     loaded = [rank for rank, text in enumerate(texts) if text.state is not None]
     if loaded and len(loaded) < world_size:
         others = [rank for rank, text in enumerate(texts) if text.state is None]
@@ -90,12 +89,11 @@ def check_step(replies: ByteArray, world_size: int) -> None:
             f"{listed(loaded)} begins this step with a new or loaded compression state, and "
             f"{listed(others)} goes on with its own: load states on every rank, before the same step"
         )
-    apart = differences([text.state for text in texts if text.state is not None])
-    if apart:
-        raise ProtocolError(
-            f"the ranks' compression states differ where they must be equal:\n{apart}\nThese are "
-            "states of different steps or runs: load states that were saved in one step"
-        )
+    check_equal(
+        [text.state for text in texts if text.state is not None],
+        "the ranks' compression states differ where they must be equal",
+        "These are states of different steps or runs: load states that were saved in one step",
+    )
     step = next((text.parameters.step for text in texts if text.parameters is not None), None)
     if step is not None:
         digests = [[] if text.parameters is None else text.parameters.digests for text in texts]

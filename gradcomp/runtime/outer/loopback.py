@@ -26,9 +26,8 @@ class OuterLoopback:
         config: a configuration, or a spec string for all tensors.
         values: parameters at the beginning by name, equal on all ranks; copied as float32.
         world_size: number of ranks, at least 1.
-        every: number of inner steps per outer step, H, at least 1.
-        options: other settings of `OuterOptions`; an exchange with ``overlap`` runs at once, and its
-            averages take effect after the overlap.
+        every, options: settings of `gradcomp.runtime.outer.options.OuterOptions`; an exchange with
+            ``overlap`` runs at once, and its averages take effect after the overlap.
 
     Attributes:
         values: each rank's parameters, flat float32 by name; the caller's inner steps change them in

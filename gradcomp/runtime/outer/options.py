@@ -11,9 +11,9 @@ from typing import Any
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
-from gradcomp.errors import ConfigError, ProtocolError
+from gradcomp.errors import ConfigError
 from gradcomp.exchange.state_kinds import state_of
-from gradcomp.runtime.agree.comparison import differences, read_object
+from gradcomp.runtime.agree.comparison import check_equal, read_object
 
 __all__ = ["OuterOptions"]
 
@@ -35,12 +35,12 @@ _RANGES: dict[str, tuple[str, Callable[[OuterOptions], bool]]] = {
 
 @dataclass(frozen=True)
 class OuterOptions:
-    """Settings of training with local steps, equal on all ranks.
+    """Settings of training with local steps, equal on all ranks; arguments of every ``OuterStep``.
 
     Attributes:
         every: inner steps between two averages of a parameter, H, at least 1.
-        lr: outer learning rate, in (0, 10].
-        momentum: outer momentum, in [0, 1).
+        lr: outer learning rate, in (0, 10]; by default 0.7, or 1 with error feedback: see `of`.
+        momentum: outer momentum, in [0, 1); by default 0.9, or 0 with error feedback.
         nesterov: Nesterov's momentum.
         fragments: parts of the model that are averaged in turn, P; a divisor of ``every``.
         overlap: inner steps that a fragment's average may take, tau, below ``every / fragments``. The
@@ -123,18 +123,17 @@ class OuterOptions:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def check_same(texts: Sequence[str]) -> None:
+    def check_same(texts: Sequence[str | bytes]) -> None:
         """Compare the `text` of all ranks, in rank order.
 
         Raises:
             ProtocolError: they differ.
         """
-        lines = differences([read_object(text, rank) for rank, text in enumerate(texts)])
-        if lines:
-            raise ProtocolError(
-                f"the ranks' arguments of OuterStep differ:\n{lines}\nGive all ranks the same "
-                "arguments"
-            )
+        check_equal(
+            [read_object(text, rank) for rank, text in enumerate(texts)],
+            "the ranks' arguments of OuterStep differ",
+            "Give all ranks the same arguments",
+        )
 
 
 _NAMES = {"lr": "the outer learning rate", "momentum": "the outer momentum"}
