@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "doctor": (
         "doctor.doctor",
-        "Try every part of the installation, and show the command that fixes each fault.",
+        "Try every part of the installation, and show the line that fixes each fault.",
     ),
     "polar-demo": (
         "polar_demo.polar_demo",

@@ -21,7 +21,7 @@ def doctor(
     ] = 120,
     as_json: JsonOption = False,
 ) -> None:
-    """Try every part of the installation, and show the command that fixes each fault."""
+    """Try every part of the installation, and show the line that fixes each fault."""
     with show.progress("trying", None) as advance:
         findings = []
         for finding in examine(timeout):
