@@ -1,4 +1,4 @@
-"""Limits of jobs whose processes come and go."""
+"""Limits of elastic jobs: processes may join and leave."""
 
 from __future__ import annotations
 

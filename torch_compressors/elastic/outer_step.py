@@ -122,11 +122,13 @@ class ElasticOuterStep(TensorOuterSteps):
         self._version = FRESH
         self._pipeline = Pipeline(self.config)  # until the first exchange
         super().__init__(chosen, values)
-        nothing = {one: np.zeros_like(value) for one, value in self._outer.start.items()}
-        for one, average in self._average(nothing, 0.0).items():
-            self._outer.step(one, average)
-        for one, start in self._outer.start.items():
-            self._write(one, start)
+        nothing = {
+            parameter: np.zeros_like(value) for parameter, value in self._outer.start.items()
+        }
+        for parameter, average in self._average(nothing, 0.0).items():
+            self._outer.step(parameter, average)
+        for parameter, start in self._outer.start.items():
+            self._write(parameter, start)
 
     @property
     def rounds(self) -> int:
@@ -137,7 +139,7 @@ class ElasticOuterStep(TensorOuterSteps):
     def members(self) -> list[str]:
         """Names of the processes in the last exchange."""
         assert self._members is not None  # the constructor attends one
-        return [one.name for one in self._members.arrivals]
+        return [arrival.name for arrival in self._members.arrivals]
 
     def save(self, directory: str | Path, step: int, keep: int = 3) -> Path:
         """Refused: the processes that would write one checkpoint together come and go.
@@ -166,13 +168,13 @@ class ElasticOuterStep(TensorOuterSteps):
                 self._enter(members)
                 kept = self._pipeline.state_dict()
                 averages = {}
-                if any(one.version != FRESH for one in members.arrivals):
-                    mine = {name: one.copy() for name, one in changes.items()}
+                if any(arrival.version != FRESH for arrival in members.arrivals):
+                    mine = {name: change.copy() for name, change in changes.items()}
                     averages = super()._average(mine, samples)
             except (GradcompError, RuntimeError) as error:
                 averages, problem = None, error
             if self._rendezvous.settle(members, averages is not None) and averages is not None:
-                self._version = max(one.version for one in members.arrivals) + 1
+                self._version = max(arrival.version for arrival in members.arrivals) + 1
                 return averages
             self._leave(kept)
         raise PeerError(
@@ -181,7 +183,7 @@ class ElasticOuterStep(TensorOuterSteps):
 
     def _enter(self, members: Members) -> None:
         """Make the exchange of a rendezvous possible: connections, rank, and the newest parameters."""
-        names = [one.name for one in members.arrivals]
+        names = [arrival.name for arrival in members.arrivals]
         rank, size = members.rank(self._name), len(names)
         if self._members is None or self.members != names:
             store = PrefixStore(f"{members.number}/gloo", self._store)
@@ -201,7 +203,10 @@ class ElasticOuterStep(TensorOuterSteps):
             )
         self._members = members
         newest = members.arrivals[members.source]
-        if any(one.version != newest.version or one.version == FRESH for one in members.arrivals):
+        if any(
+            arrival.version != newest.version or arrival.version == FRESH
+            for arrival in members.arrivals
+        ):
             self._catch_up(rank == members.source, newest.version)
 
     def _catch_up(self, gives: bool, version: int) -> None:
@@ -241,6 +246,6 @@ def _check(
 
 
 def _check_same(members: Members) -> None:
-    texts = [json.loads(one.text) for one in members.arrivals]
+    texts = [json.loads(arrival.text) for arrival in members.arrivals]
     check_agreement([line for line, _ in texts])
     OuterOptions.check_same([line for _, line in texts])

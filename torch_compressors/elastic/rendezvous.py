@@ -88,12 +88,12 @@ class Rendezvous:
         Raises:
             PeerError: no quorum has come in time.
         """
-        own = Arrival(self._name, version, text)
+        own_arrival = Arrival(self._name, version, text)
         while True:
             number = int(self._store.get("rendezvous"))
-            arrivals = self._attend(number, own)
+            arrivals = self._attend(number, own_arrival)
             self._store.compare_set("rendezvous", str(number), str(number + 1))
-            if own in arrivals:
+            if own_arrival in arrivals:
                 members = Members(number, arrivals)
                 self._last = frozenset(arrival.name for arrival in arrivals)
                 if members.rank(self._name) == 0:
@@ -113,53 +113,53 @@ class Rendezvous:
             self._store.set("begun", "")
             self._store.compare_set(key, "", "commit")
         if not self._wait(lambda: self._store.check([key]), self._timeout):
-            self._store.compare_set(key, "", "abort")  # a member has gone after its part
+            self._store.compare_set(key, "", "abort")  # a member has left without a verdict
         verdict: bytes = self._store.get(key)
         return verdict == b"commit"
 
-    def _attend(self, number: int, own: Arrival) -> tuple[Arrival, ...]:
+    def _attend(self, number: int, own_arrival: Arrival) -> tuple[Arrival, ...]:
         """Arrive at a rendezvous, and wait until its members are decided."""
         index = self._store.add(f"{number}/arrivals", 1)
-        self._store.set(f"{number}/{index}", json.dumps(asdict(own)))
+        self._store.set(f"{number}/{index}", json.dumps(asdict(own_arrival)))
         key = f"{number}/members"
-        complete: list[float] = []  # when the quorum was there
+        complete: list[float] = []  # the times at which the quorum was seen
 
         def decided() -> bool:
             if self._store.check([key]):
                 return True
-            here = self._arrivals(number)
-            if len(here) >= self._quorum and self._goes_on(here):
+            arrivals = self._arrivals(number)
+            if len(arrivals) >= self._quorum and self._goes_on(arrivals):
                 complete.append(time.monotonic())
-                everyone = self._last and self._last <= set(here)
+                everyone = self._last and self._last <= set(arrivals)
                 if everyone or complete[-1] - complete[0] >= self._grace:
-                    members = [asdict(here[name]) for name in sorted(here)]
+                    members = [asdict(arrivals[name]) for name in sorted(arrivals)]
                     self._store.compare_set(key, "", json.dumps(members))
             return False
 
         if not self._wait(decided, self._join_timeout):
-            here = self._arrivals(number)
+            arrivals = self._arrivals(number)
             raise PeerError(
-                f"{len(here)} processes, {', '.join(sorted(here))}, have come to exchange {number} "
+                f"{len(arrivals)} processes, {', '.join(sorted(arrivals))}, have come to exchange {number} "
                 f"within {self._join_timeout:g} s; at least {self._quorum} are needed, one of them with "
                 "parameters of this job unless the job begins: check the logs of the other processes, give a "
                 "longer join_timeout or a smaller quorum, or begin a new job with another store"
             )
-        return tuple(Arrival(**one) for one in json.loads(self._store.get(key)))
+        return tuple(Arrival(**member) for member in json.loads(self._store.get(key)))
 
-    def _goes_on(self, here: Mapping[str, Arrival]) -> bool:
-        """Whether someone has the parameters of the job, or the job begins here."""
-        if any(arrival.version != FRESH for arrival in here.values()):
+    def _goes_on(self, arrivals: Mapping[str, Arrival]) -> bool:
+        """Whether someone has the parameters of the job, or the job begins now."""
+        if any(arrival.version != FRESH for arrival in arrivals.values()):
             return True
         return not self._store.check(["begun"])
 
     def _arrivals(self, number: int) -> dict[str, Arrival]:
         """The arrivals so far by name; of a process that came twice, the last one."""
-        here = {}
+        arrivals = {}
         for index in range(1, self._store.add(f"{number}/arrivals", 0) + 1):
             if self._store.check([f"{number}/{index}"]):  # else it is being written
                 arrival = Arrival(**json.loads(self._store.get(f"{number}/{index}")))
-                here[arrival.name] = arrival
-        return here
+                arrivals[arrival.name] = arrival
+        return arrivals
 
     def _wait(self, over: Callable[[], bool], timeout: float) -> bool:
         """Look until ``over`` is true; False after the timeout."""

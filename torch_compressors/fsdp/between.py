@@ -57,7 +57,7 @@ def fsdp_hook(
 
     An exchange runs while the backward pass goes on to earlier layers; the averages are there when
     ``backward()`` returns. A module's first exchange ends at once, and so do all others where its
-    gradients are no views of the reduce-scatter's output: see `ReduceOutput`. If this changes
+    gradients are not views of the reduce-scatter's output: see `ReduceOutput`. If this changes
     later, ``backward()`` raises ConfigError.
 
     Args:
@@ -107,7 +107,10 @@ class FSDPCompression(ShardedControls):
         elif self.config.check_replicas_every:
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
             problem += "machine, and fsdp_hook does not know when a step begins; remove it"
-        shapes = {uncompiled_name(name): tuple(one.shape) for name, one in model.named_parameters()}
+        shapes = {
+            uncompiled_name(name): tuple(parameter.shape)
+            for name, parameter in model.named_parameters()
+        }
         with naming_the_absent(group, "fsdp_hook"):
             check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         use_own_processors()
@@ -115,10 +118,10 @@ class FSDPCompression(ShardedControls):
         if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         ranks = dist.get_process_group_ranks(group)
-        own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+        gloo_group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
-        self._engine = GlooEngine({"all": own}, limit, "fsdp_hook")
-        places = {one.device for one in model.parameters()}
+        self._engine = GlooEngine({"all": gloo_group}, limit, "fsdp_hook")
+        places = {parameter.device for parameter in model.parameters()}
         self._devices = Devices(self.config.compress.device)
         self._driver = Driver(
             connect_devices(self._devices, self._pipeline, self._engine, group, places, timeout)
@@ -210,12 +213,12 @@ class FSDPCompression(ShardedControls):
         waits = [
             name not in self._on_devices and ended[name].may_wait(found[name]) for name in ended
         ]
-        own = np.array(waits, np.uint8)
-        self._pipeline.stats.count("check", own.nbytes)
-        of_ranks = self._driver.reply(self._driver.post(Broadcast("fsdp_hook.views", own)))
-        everywhere = of_ranks.reshape(-1, own.size).all(axis=0)
-        for (name, parameters), one in zip(found.items(), everywhere, strict=True):
-            self._awaits[name] = parameters if one else []
+        own_waits = np.array(waits, np.uint8)
+        self._pipeline.stats.count("check", own_waits.nbytes)
+        of_ranks = self._driver.reply(self._driver.post(Broadcast("fsdp_hook.views", own_waits)))
+        everywhere = of_ranks.reshape(-1, own_waits.size).all(axis=0)
+        for (name, parameters), may_wait in zip(found.items(), everywhere, strict=True):
+            self._awaits[name] = parameters if may_wait else []
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> bool:

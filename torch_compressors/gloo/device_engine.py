@@ -58,9 +58,9 @@ def sum_together(
     """
     staging = copies_of(tensors[0].device)
     with staging.beside(tensors):
-        flat = [one.reshape(-1) for one in tensors]
+        flat = [tensor.reshape(-1) for tensor in tensors]
         message: Any = DeviceMessage(flat[0] if len(flat) == 1 else torch.cat(flat), staging)
-    return _sum(label, message, [one.numel() for one in tensors])
+    return _sum(label, message, [tensor.numel() for tensor in tensors])
 
 
 def _sum(label: str, message: Any, sizes: list[int]) -> Generator[AllReduce, Any, Any]:
@@ -77,7 +77,7 @@ class _Running:
     """
 
     request: Request
-    own: DeviceMessage
+    message: DeviceMessage
     reply: torch.Tensor
     work: Any
 
@@ -85,7 +85,7 @@ class _Running:
 class _DirectEngine:
     """Exchanges messages of devices over a group of their own engine, and does all else over Gloo.
 
-    As with Gloo, all ranks start the same requests in the same order. The host waits for no message: streams
+    As with Gloo, all ranks start the same requests in the same order. The host does not wait for messages: streams
     of the device do.
 
     Args:
@@ -100,31 +100,31 @@ class _DirectEngine:
 
     def start(self, request: Request) -> Any:
         """Start a request without waiting; see `GlooEngine.start`."""
-        own = message_of(request)
-        if own is None:
+        message = message_of(request)
+        if message is None:
             return self._host.start(request)
         ranks = self._group.size()
-        with own.behind():
+        with message.behind():
             if isinstance(request, AllReduce):
-                reply = own.data
+                reply = message.data
                 work = self._group.allreduce([reply])
             elif isinstance(request, AllToAll):
                 splits = list(request.splits)
                 size = splits[self._group.rank()]
-                reply = self._room(request, own, size * ranks)
-                work = self._group.alltoall_base(reply, own.data, [size] * ranks, splits)
+                reply = self._room(request, message, size * ranks)
+                work = self._group.alltoall_base(reply, message.data, [size] * ranks, splits)
             else:
-                reply = self._room(request, own, own.data.numel() * ranks)
+                reply = self._room(request, message, message.data.numel() * ranks)
                 # Its public function has another name in each version of PyTorch.
-                work = self._group._allgather_base(reply, own.data)
-        return _Running(request, own, reply, keep(work))
+                work = self._group._allgather_base(reply, message.data)
+        return _Running(request, message, reply, keep(work))
 
-    def _room(self, request: Request, own: DeviceMessage, numel: int) -> torch.Tensor:
+    def _room(self, request: Request, message: DeviceMessage, numel: int) -> torch.Tensor:
         """Memory for a reply, the same in each step, so that what reads it can be replayed."""
         key = (request.kind, request.name)
         reply = self._replies.get(key)
         if reply is None or reply.numel() != numel:
-            reply = self._replies[key] = own.data.new_empty(numel)
+            reply = self._replies[key] = message.data.new_empty(numel)
         return reply
 
     def finish(self, handle: Any) -> Any:
@@ -134,7 +134,7 @@ class _DirectEngine:
         """
         if not isinstance(handle, _Running):
             return self._host.finish(handle)
-        request, own, reply, work = handle.request, handle.own, handle.reply, handle.work
+        request, message, reply, work = handle.request, handle.message, handle.reply, handle.work
         work.wait()
         if reply.device.type != "cpu":
             # It is memory of the side stream, and this stream reads it.
@@ -143,8 +143,8 @@ class _DirectEngine:
         if isinstance(request, AllReduce):
             # In the message's own dtype, as the loopback does.
             reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype)
-            return DeviceMessage(reply, own.staging)
-        return own.replies(reply, ranks)
+            return DeviceMessage(reply, message.staging)
+        return message.replies(reply, ranks)
 
 
 def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str:
@@ -160,5 +160,5 @@ def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str
 
 def _engine(world: dist.ProcessGroup, device: torch.device) -> str:
     """The engine of a process group for memory of a device."""
-    engines = dict(one.split(":") for one in dist.get_backend_config(world).split(","))
+    engines = dict(entry.split(":") for entry in dist.get_backend_config(world).split(","))
     return engines.get(device.type, "")

@@ -122,7 +122,7 @@ def _leave() -> None:
 
 
 def local_world_size() -> int:
-    """Number of ranks on this machine, from the launcher; without one all of the job may be here."""
+    """Number of ranks on this machine, from the launcher; without one, the whole job may be on this machine."""
     for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -142,9 +142,9 @@ def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
     if rank == 0:
         # The address of this machine on its way to the launcher.
         with socket.create_connection((address, port), timeout=limit.total_seconds()) as probe:
-            own = probe.getsockname()[0]
-        store = TCPStore(own, 0, size, True, limit, wait_for_workers=False)
-        _ask(Request(url, f"{own} {store.port}".encode(), method="PUT"))
+            own_address = probe.getsockname()[0]
+        store = TCPStore(own_address, 0, size, True, limit, wait_for_workers=False)
+        _ask(Request(url, f"{own_address} {store.port}".encode(), method="PUT"))
         return store
     deadline = time.monotonic() + limit.total_seconds()
     while (answer := _ask(Request(url))) is None:

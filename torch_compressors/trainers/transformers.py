@@ -51,7 +51,7 @@ def compress_trainer(
         A callback of the trainer, whose ``state`` is that of `torch_compressors.ddp_hook`.
 
     Raises:
-        ConfigError: from ``train``, if the model is no DistributedDataParallel; for others see
+        ConfigError: from ``train``, if the model is not a DistributedDataParallel; for others see
             `torch_compressors.ddp_hook`.
     """
     callback = TrainerCompression(trainer, config, timeout)
