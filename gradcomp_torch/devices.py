@@ -27,7 +27,7 @@ class TensorArray(DeviceArray):
     ) -> None:
         if tensor.dtype != torch.float32 or not tensor.is_contiguous():
             raise TypeError(
-                f"a tensor of {tensor.dtype} and strides {tensor.stride()} is no array of a device: "
+                f"a tensor of {tensor.dtype} and strides {tensor.stride()} is not an array of a device: "
                 "it must be contiguous float32"
             )
         self.device = device

@@ -78,15 +78,15 @@ class Devices:
             obstacles: of all ranks.
             rank: this one.
         """
-        found = {one: text for one, text in enumerate(obstacles) if text}
+        found = {number: text for number, text in enumerate(obstacles) if text}
         if not found:
             self.direct = direct_device(*places)
             return
-        willing = [one for one, text in enumerate(obstacles) if text != _UNWILLING]
+        willing = [number for number, text in enumerate(obstacles) if text != _UNWILLING]
         if rank in willing[:1]:
             _log.warning(
                 "compress.device: direct is not possible, so messages travel through the hosts: %s",
-                "; ".join(f"rank {one}: {text}" for one, text in found.items()),
+                "; ".join(f"rank {number}: {text}" for number, text in found.items()),
             )
 
 

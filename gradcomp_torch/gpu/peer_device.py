@@ -1,4 +1,4 @@
-"""A device whose results travel to other ranks' devices as they are: no frame is made on the host."""
+"""A device that sends its results to other ranks' devices as they are: no frame is made on the host."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class DirectDevice(TorchDevice):
     """As `TorchDevice`, for one job in which all ranks have one and an engine between them.
 
     Messages are checked on the device; a damaged one is an error of the next step, as nobody waits for the
-    check. Until then its elements, of which none is outside of its tensor, are in the averages.
+    check. Until then its elements are in the averages; none of them is outside of its tensor.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -126,7 +126,7 @@ class DirectDevice(TorchDevice):
         self._of_step.add(name)
 
     def _sender(self, groups: Sequence[Sequence[EncodeItem]], size: int) -> Sender:
-        kinds = [tuple((one.codec.spec, one.grad.size) for one in group) for group in groups]
+        kinds = [tuple((item.codec.spec, item.grad.size) for item in group) for group in groups]
         tensors = list(chain.from_iterable(groups))
         parts = [
             Part(tensors[places[0]].codec.spec, places, encoder)
@@ -136,7 +136,7 @@ class DirectDevice(TorchDevice):
 
     def add_messages(
         self,
-        own: Any,
+        own_messages: Any,
         group: int,
         tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
@@ -144,36 +144,40 @@ class DirectDevice(TorchDevice):
         exact: int | None = None,
     ) -> None:
         """See `PeerDevice`."""
-        layout = own.layouts[group]
+        layout = own_messages.layouts[group]
         count = len(messages)
         if exact is None:
             sums = [SumItem(_forms(tensors, layout.places), (0, count), weight)]
         else:
             sums = []
             for first, end in ((0, exact), (exact + 1, count)):
-                some = [one._replace(streams=one.streams[first:end]) for one in tensors]
+                some = [item._replace(streams=item.streams[first:end]) for item in tensors]
                 if first < end:
                     forms = _forms(some, layout.places)
                     sums.append(SumItem(forms, (first, end), weight, begun=True))
-        self._receive(own, group, sums, messages, [layout.header] * count)
+        self._receive(own_messages, group, sums, messages, [layout.header] * count)
 
     def decode_messages(
-        self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
+        self, own_messages: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
     ) -> None:
         """See `PeerDevice`."""
         parts = [
             SumItem(_forms(tensors, layout.places), (number, number + 1), None)
-            for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
+            for number, (tensors, layout) in enumerate(
+                zip(groups, own_messages.layouts, strict=True)
+            )
         ]
-        headers = [layout.header for layout in own.layouts]
-        self._receive(own, "decoded", parts, messages, headers)
+        headers = [layout.header for layout in own_messages.layouts]
+        self._receive(own_messages, "decoded", parts, messages, headers)
 
-    def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: object) -> None:
+    def decode_numbers(
+        self, own_messages: Any, tensors: Sequence[PeerItem], numbers: object
+    ) -> None:
         """See `PeerDevice`."""
-        (layout,) = own.layouts
+        (layout,) = own_messages.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
         part = SumItem(_forms(tensors, places), (0, 1), None)
-        self._receive(own, "numbers", [part], [numbers], [])
+        self._receive(own_messages, "numbers", [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """See `PeerDevice`."""
@@ -202,26 +206,31 @@ class DirectDevice(TorchDevice):
         return _Factors(exchange.sent, self._staging, exchange)
 
     def settle(
-        self, own: Any, average: object, matrices: Sequence[SettleItem], *, of_average: bool
+        self,
+        own_products: Any,
+        average: object,
+        matrices: Sequence[SettleItem],
+        *,
+        of_average: bool,
     ) -> None:
         """See `FactorDevice`."""
-        own.exchange.settle(_data(average), matrices, of_average=of_average)
+        own_products.exchange.settle(_data(average), matrices, of_average=of_average)
 
     def _receive(
         self,
-        own: _Messages,
+        own_messages: _Messages,
         key: int | str,
         sums: Sequence[SumItem],
         messages: Sequence[object],
         headers: Sequence[torch.Tensor],
     ) -> None:
-        receiver = own.receivers.get(key)
+        receiver = own_messages.receivers.get(key)
         if receiver is None:
-            receiver = own.receivers[key] = Receiver(len(messages), self._device)
+            receiver = own_messages.receivers[key] = Receiver(len(messages), self._device)
         received = [_data(message).view(torch.uint8) for message in messages]
         receiver.launch(sums, received, headers)
         if headers:
-            self._checked.setdefault(own.name, []).append(receiver)
+            self._checked.setdefault(own_messages.name, []).append(receiver)
 
     def _raise_found(self, name: str) -> None:
         """Read what was found in the messages of this name in the last step.
