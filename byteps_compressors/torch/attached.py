@@ -101,7 +101,7 @@ class Attached(Checkpointed):
         )
 
     def set_loss_scale(self, scale: float) -> None:
-        """Begin a step of mixed precision, whose loss is multiplied by ``scale``.
+        """Begin a step of mixed precision that multiplies its loss by ``scale``.
 
         See `gradcomp.Pipeline.set_loss_scale`. All workers must call it between steps, before every
         step, with the same value. Residuals on servers follow with the next gradient.
@@ -283,9 +283,9 @@ def attach(
     check_agreement(config, shapes, server_feedback)
     _report(config, shapes)
     sharing = {
-        one.name
-        for one in map(get_codec, {spec.first_codec for spec in specs.values()})
-        if "shares" in one.caps
+        codec.name
+        for codec in map(get_codec, {spec.first_codec for spec in specs.values()})
+        if "shares" in codec.caps
     }
     for name in sorted(sharing):
         _log.warning(

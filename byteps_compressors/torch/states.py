@@ -22,7 +22,7 @@ __all__ = ["States"]
 
 
 class States:
-    """Reads and writes what the plug-in keeps of a model's tensors, here and on the servers.
+    """Reads and writes what the plug-in keeps of a model's tensors, on this worker and on the servers.
 
     Args:
         config: the model's configuration.
@@ -73,9 +73,9 @@ class States:
         self._compare_loaded(error, loaded)
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
-                own = tensor.array(kind)
-                if own is not None:
-                    own[:] = loaded[kind].get(name, 0)
+                array = tensor.array(kind)
+                if array is not None:
+                    array[:] = loaded[kind].get(name, 0)
             (rate,) = loaded["residual_lr"].get(name, [0.0])
             tensor.progress = native.Progress(
                 loaded["rounds"].get(name, 0),
@@ -99,22 +99,22 @@ class States:
         if error is not None:
             raise error
         rows = [read_object(text, other, WORKER) for other, text in enumerate(texts)]
-        for rank, one in enumerate(rows):
-            if one["error"] is not None:
+        for rank, report in enumerate(rows):
+            if report["error"] is not None:
                 raise StateError(
-                    f"another worker could not load its state: worker {rank}: {one['error']}"
+                    f"another worker could not load its state: worker {rank}: {report['error']}"
                 )
         check_equal(
-            [one["values"] for one in rows],
+            [report["values"] for report in rows],
             "the workers loaded states of different steps",
             "load states that were saved in one step, on all workers",
         )
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
         """Return the servers' new residuals by tensor name, as worker 0 sends them."""
-        (own,) = [one for one in states if one["rank"] == 0] or [{}]
-        scale = np.float32(bps.size() / own.get("world_size", bps.size()))
-        saved = own.get("servers", {})
+        (first,) = [state for state in states if state["rank"] == 0] or [{}]
+        scale = np.float32(bps.size() / first.get("world_size", bps.size()))
+        saved = first.get("servers", {})
         if not isinstance(saved, Mapping):
             raise StateError(
                 f"'servers' of a compressor state is a {type(saved).__name__}; it must be a "
@@ -157,11 +157,11 @@ class States:
         loaded = pipeline.state_dict()
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
-                own, saved = tensor.array(kind), loaded[kind].get(name)
-                if own is not None and saved is not None and saved.size != own.size:
+                array, saved = tensor.array(kind), loaded[kind].get(name)
+                if array is not None and saved is not None and saved.size != array.size:
                     raise StateError(
                         f"the {kind} of '{name}' has {saved.size} elements and the parameter "
-                        f"{own.size}: this is the state of another model"
+                        f"{array.size}: this is the state of another model"
                     )
         return loaded
 

@@ -63,10 +63,10 @@ class HorovodEngine:
             return request, hvd.allreduce_async(
                 torch.zeros(1), name=name, process_set=self._followers
             )
-        own = message_of(request)
-        if own is not None:
-            with own.behind():
-                return request, self._start_direct(request, own, name, process_set)
+        message = message_of(request)
+        if message is not None:
+            with message.behind():
+                return request, self._start_direct(request, message, name, process_set)
         if isinstance(request, AllGather):
             frame = torch.from_numpy(request.frame)
             # The public functions of this and of `AllToAll` make new outputs.
@@ -102,12 +102,12 @@ class HorovodEngine:
         result = synchronize(number)
         if process_set is None:
             return None
-        own = message_of(request)
-        if own is not None:
+        message = message_of(request)
+        if message is not None:
             reply = result[0] if isinstance(request, AllToAll) else result
             if isinstance(request, AllReduce):
-                return DeviceMessage(reply, own.staging)
-            return own.replies(reply, process_set.size())
+                return DeviceMessage(reply, message.staging)
+            return message.replies(reply, process_set.size())
         if isinstance(request, AllToAll):
             received, splits = result
             return np.split(self._bytes(request.name, received), np.cumsum(splits.numpy())[:-1])
@@ -117,24 +117,24 @@ class HorovodEngine:
         return result.numpy()
 
     def _start_direct(
-        self, request: Request, own: DeviceMessage, name: str, process_set: Any
+        self, request: Request, message: DeviceMessage, name: str, process_set: Any
     ) -> int:
         """Start a request from the memory of a device, when what was launched there so far is done."""
         if isinstance(request, AllReduce):
             handle: int = hvd.allreduce_async_(
-                own.data, name=name, op=hvd.Average, process_set=process_set
+                message.data, name=name, op=hvd.Average, process_set=process_set
             )
             return handle
         # One place in all steps, so that what reads it can be replayed.
         key = f"{request.kind} {request.name}"
-        output = self._on_devices.setdefault(key, own.data.new_empty(0))
+        output = self._on_devices.setdefault(key, message.data.new_empty(0))
         if isinstance(request, AllToAll):
             splits = torch.tensor(request.splits, dtype=torch.int32)
             handle = hvd.mpi_ops._alltoall_async(
-                own.data, splits, output, splits.new(), name, process_set
+                message.data, splits, output, splits.new(), name, process_set
             )
         else:
-            handle = hvd.mpi_ops._allgather_async(own.data, output, name, process_set)
+            handle = hvd.mpi_ops._allgather_async(message.data, output, name, process_set)
         return handle
 
     def _memory(self, name: str) -> torch.Tensor:
