@@ -47,7 +47,7 @@ class TensorArray(DeviceArray):
 
 
 class TensorDevice(Device, Protocol):
-    """A device whose arrays are tensors."""
+    """A device with tensors as its arrays."""
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> FloatArray:
         """A contiguous float32 tensor of this device, without a copy; see `TensorArray`."""

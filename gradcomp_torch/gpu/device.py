@@ -42,7 +42,7 @@ __all__ = ["TorchDevice", "kind_of", "to_launch"]
 
 
 KNOWN_BUCKETS = 4096
-"""Buckets whose launches a device keeps: callers may give single tensors ever new ids."""
+"""Number of buckets for which a device keeps launches: callers may give single tensors ever new ids."""
 
 
 class TorchDevice:

@@ -31,7 +31,7 @@ from horovod_compressors.tensorflow.reinit import in_branch, life, telling_lost_
 __all__ = ["Compression"]
 
 SUMMABLE_DTYPES = frozenset({tf.float16, tf.float32, tf.float64})
-"""Dtypes of gradients that Horovod can all-reduce; it knows no bfloat16."""
+"""Dtypes of gradients that Horovod can all-reduce; it does not know bfloat16."""
 
 PARTS = 4
 """Operations that take the gradients of a large model: what one sends travels during the computation of the

@@ -353,7 +353,7 @@ class Compression(TensorControls, BaseCompression):
                 return known
         raise ProtocolError(
             f"the token of a compressed gradient was reduced to {scale:g}; op=Average gives 1 and "
-            f"op=Sum {size}: other operations do not work with a spec whose payloads cannot be added, "
+            f"op=Sum {size}: other operations do not work with a spec with payloads that cannot be added, "
             "nor do ranks that are in hvd.join(): use Compression(..., uneven=True) and its join()"
         )
 

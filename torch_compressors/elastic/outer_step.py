@@ -60,7 +60,7 @@ _TRIES = 10
 
 
 class ElasticOuterStep(TensorOuterSteps):
-    """Local steps whose members may change at each outer step; see `OuterSteps`.
+    """Local steps of members that may change at each outer step; see `OuterSteps`.
 
     Every ``every`` steps the processes that are there exchange their changes, weighted by samples.
     Who is not there within ``grace`` seconds joins at the next exchange, with its change since its

@@ -132,12 +132,12 @@ class FSDPCompression(ShardedControls):
             for name in modules
         }
         self._awaits: dict[str, list[DTensor]] = {}
-        """By module, once known: parameters whose gradients may wait for averages, or none."""
+        """By module, once known: parameters with gradients that may wait for averages, or none."""
         self._ended: dict[str, ReduceOutput] = {}
         """Exchanges of this backward pass that ended at once, of modules not yet in `_awaits`."""
         self._running: dict[str, LateAverage] = {}
         self._on_devices: set[str] = set()
-        """Modules whose shard a device has averaged: such exchanges end at once."""
+        """Modules with a shard that a device has averaged: such exchanges end at once."""
         for name, module in sharded.items():
             module.set_all_reduce_hook(partial(self._average, name))
 
@@ -207,7 +207,7 @@ class FSDPCompression(ShardedControls):
             late.arrive(torch.from_numpy(self._driver.finish(name)))
 
     def _agree(self) -> None:
-        """Let the ranks agree on the modules whose exchanges may end later from now on."""
+        """Let the ranks agree on the modules with exchanges that may end later from now on."""
         ended, self._ended = self._ended, {}
         found = {name: managed_parameters(self._together[name]) for name in ended}
         waits = [

@@ -49,7 +49,7 @@ class ReduceOutput:
 
 
 class LateAverage:
-    """A module's gradients whose average arrives before the backward pass ends.
+    """A module's gradients; their average arrives before the backward pass ends.
 
     Earlier gradients are set aside until then: ``fully_shard`` would add the output to them at once.
 

@@ -1,4 +1,4 @@
-"""The units of a sharded model: parameters whose gradients ``fully_shard`` reduces together."""
+"""The units of a sharded model: ``fully_shard`` reduces the gradients of a unit together."""
 
 from __future__ import annotations
 

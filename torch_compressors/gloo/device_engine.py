@@ -83,7 +83,7 @@ class _Running:
 
 
 class _DirectEngine:
-    """Exchanges messages of devices over a group of their own engine, and does all else over Gloo.
+    """Exchanges messages of devices over a group on the devices' engine, and does all else over Gloo.
 
     As with Gloo, all ranks start the same requests in the same order. The host does not wait for messages: streams
     of the device do.

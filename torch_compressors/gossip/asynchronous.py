@@ -23,7 +23,7 @@ __all__ = ["AsyncGossipDataParallel"]
 
 
 class AsyncGossipDataParallel(DecentralizedModule):
-    """A module whose parameters are averaged by pairs of ranks while all ranks train.
+    """A module with parameters that pairs of ranks average while all ranks train.
 
     AD-PSGD: Lian, Zhang, Zhang, Liu: "Asynchronous Decentralized Parallel Stochastic Gradient
     Descent" (ICML 2018), algorithm 1. Ranks are active or passive (`gradcomp.gossip.Sides`). After

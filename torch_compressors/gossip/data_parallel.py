@@ -26,7 +26,7 @@ __all__ = ["GossipDataParallel"]
 
 
 class GossipDataParallel(DecentralizedModule):
-    """A module whose parameters are mixed with those of a few peers after each optimizer step.
+    """A module that mixes its parameters with those of a few peers after each optimizer step.
 
     `attach` sets the optimizer. Between steps the module has the parameters for gradients,
     evaluation and saving; with push-sum they are de-biased. At the beginning all ranks take the

@@ -203,7 +203,7 @@ class DecentralizedModule(nn.Module, ABC):
         `gradcomp.runtime.state.checkpointed.Checkpointed.save`. Optimizers are not included.
 
         Raises:
-            StateError: also if the module's ``state_dict`` has entries that are no dense tensors.
+            StateError: also if the module's ``state_dict`` has entries that are not dense tensors.
         """
         self.synchronize()
         state: dict[str, Any] = {}

@@ -48,7 +48,7 @@ def compress_trainer(
         config, timeout: as for `torch_compressors.ddp_hook`.
 
     Returns:
-        A callback of the trainer, whose ``state`` is that of `torch_compressors.ddp_hook`.
+        A callback of the trainer; its ``state`` is that of `torch_compressors.ddp_hook`.
 
     Raises:
         ConfigError: from ``train``, if the model is not a DistributedDataParallel; for others see
