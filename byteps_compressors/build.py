@@ -72,9 +72,9 @@ def library(name: str, sources: Sequence[Path]) -> Path:
             "scripts/setup --engines byteps"
         )
     digest = hashlib.sha256(repr(FLAGS).encode())
-    own = sorted({path for source in sources for path in source.parent.glob("*.hpp")})
+    own_headers = sorted({path for source in sources for path in source.parent.glob("*.hpp")})
     foreign = [*sorted(registry.parent.glob("*.h")), byteps / "common" / "common.h"]
-    for path in (*sources, *own, header, *foreign):
+    for path in (*sources, *own_headers, header, *foreign):
         digest.update(path.read_bytes())
     folder = _cache() / "byteps-plugin" / digest.hexdigest()[:16]
     built = folder / f"lib{name}.so"
@@ -92,7 +92,9 @@ def _cache() -> Path:
     return Path(given) if given else Path.home() / ".cache" / "gradcomp"
 
 
-def _compile(sources: Sequence[Path], built: Path, own: list[Path], foreign: list[Path]) -> None:
+def _compile(
+    sources: Sequence[Path], built: Path, own_folders: list[Path], foreign: list[Path]
+) -> None:
     """Compile ``sources`` into ``built``; the rename at the end makes a partial file invisible."""
     foreign = [*foreign, Path(sysconfig.get_paths()["include"])]
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
@@ -100,7 +102,7 @@ def _compile(sources: Sequence[Path], built: Path, own: list[Path], foreign: lis
         command = [
             *shlex.split(os.environ.get("CXX", "c++")),
             *FLAGS,
-            *(f"-I{path}" for path in own),
+            *(f"-I{path}" for path in own_folders),
             *(f"-isystem{path}" for path in foreign),
             *(f"-o{output}", *map(str, sources)),
         ]

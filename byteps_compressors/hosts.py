@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gradcomp.errors import ConfigError
 
-__all__ = ["HERE", "Host", "is_loopback", "read_hostfile", "spread"]
+__all__ = ["LOCALHOST", "Host", "is_loopback", "read_hostfile", "spread"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Host:
     name: str
     slots: int
 
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the host is this machine, tested by binding a socket to its address."""
         if self.name == socket.gethostname():
             return True
@@ -38,7 +38,7 @@ class Host:
         return True
 
 
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
 # A name with a leading "-" would be an option of ssh.
 _LINE = re.compile(

@@ -182,7 +182,7 @@ class Job:
         self._logs.mkdir(parents=True, exist_ok=True)
         kinds = Counter(name.split()[0] for name, _ in self._places)
         workers_at = Counter(host for name, host in self._places if name.startswith("worker"))
-        here = {host: host.is_here() for _, host in self._places}
+        is_local = {host: host.is_local() for _, host in self._places}
         common = {
             "DMLC_NUM_WORKER": str(kinds["worker"]),
             "DMLC_NUM_SERVER": str(kinds["server"]),
@@ -192,9 +192,9 @@ class Job:
         }
         for name, host in self._places:
             kind, _, number = name.partition(" ")
-            own = {**common, "DMLC_ROLE": kind}
+            environment = {**common, "DMLC_ROLE": kind}
             if kind == "worker":
-                own |= {
+                environment |= {
                     "DMLC_WORKER_ID": number,
                     "BYTEPS_LOCAL_RANK": "0",
                     "BYTEPS_LOCAL_SIZE": "1",
@@ -202,13 +202,13 @@ class Job:
                 }
             order = Order(
                 self._command if kind == "worker" else [sys.executable, "-m", SERVER],
-                own if here[host] else {**self._environment(), **own},
+                environment if is_local[host] else {**self._environment(), **environment},
                 os.getcwd(),
                 workers_at[host],
                 kind == "worker",
                 self._stopped_timeout,
             )
-            self._start_role(name, host, here[host], order)
+            self._start_role(name, host, is_local[host], order)
 
     def _environment(self) -> dict[str, str]:
         """Return the environment variables to pass to other machines."""
@@ -218,9 +218,9 @@ class Job:
             if name.startswith(PASSED_PREFIXES) or name in (*PASSED_NAMES, *self._passed)
         }
 
-    def _start_role(self, name: str, host: Host, here: bool, order: Order) -> None:
+    def _start_role(self, name: str, host: Host, is_local: bool, order: Order) -> None:
         supervisor = [sys.executable, "-m", SUPERVISOR]
-        if not here:
+        if not is_local:
             # The remote shell splits this into words again.
             remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(supervisor)}"
             supervisor = ["ssh", *SSH_OPTIONS, "--", host.name, remote]
@@ -233,7 +233,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._roles.append(Role(name, "" if here else host.name, process, log))
+        self._roles.append(Role(name, "" if is_local else host.name, process, log))
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # the supervisor has ended, and its log gives the reason
             process.stdin.write(order.to_line())
@@ -301,7 +301,7 @@ class Job:
         for role in self._roles:
             with suppress(subprocess.TimeoutExpired):
                 role.process.wait(max(0.0, deadline - time.monotonic()))
-        # A timeout is no failure: they wait forever for a worker that never initialized BytePS or
+        # A timeout is not a failure: they wait forever for a worker that never initialized BytePS or
         # ended without shutting it down, and the workers' results are complete.
 
     def _clean_up(self) -> None:

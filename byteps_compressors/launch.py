@@ -5,7 +5,7 @@
 
 The scheduler, the servers and the workers are separate processes, on this machine or, through ssh,
 on the machines of a hostfile. Each writes its output to a file in --logs; the output of worker 0 is
-also shown here. When a process dies, or is stopped for longer than --stopped-timeout, the job ends
+also printed. When a process dies, or is stopped for longer than --stopped-timeout, the job ends
 with a message that names it. No process and no shared memory is left behind.
 
 A hostfile has one line NAME or NAME slots=N per machine, which then runs up to N workers. All
@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 
 from byteps_compressors.build import byteps_folder, plugin
-from byteps_compressors.hosts import HERE, Host, is_loopback, read_hostfile, spread
+from byteps_compressors.hosts import LOCALHOST, Host, is_loopback, read_hostfile, spread
 from byteps_compressors.job import STOPPED_TIMEOUT, Job, JobError, Network
 from gradcomp.errors import ConfigError, GradcompError
 
@@ -89,7 +89,7 @@ def _job(arguments: argparse.Namespace) -> Job:
     interface = arguments.interface
     if arguments.hostfile is None:
         workers = arguments.workers or 2
-        hosts = [Host(HERE, workers)]
+        hosts = [Host(LOCALHOST, workers)]
     else:
         workers = arguments.workers
         hosts = read_hostfile(arguments.hostfile)

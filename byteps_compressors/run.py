@@ -47,8 +47,10 @@ def _patch_optimizer(module: Any, run: Unedited) -> None:
     ) -> Any:
         named = list(named_parameters or ())
         if not named:  # the names that the stock optimizer gives to the parameters of one group
-            of_groups = [one for group in optimizer.param_groups for one in group["params"]]
-            named = [(f"push_pull.noname.{i}", one) for i, one in enumerate(of_groups)]
+            of_groups = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
+            named = [(f"push_pull.noname.{i}", parameter) for i, parameter in enumerate(of_groups)]
         compressed = ours.DistributedOptimizer(
             optimizer, named, run.config, backward_passes_per_step
         )

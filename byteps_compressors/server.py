@@ -41,8 +41,8 @@ def main() -> int:
         print(f"byteps_compressors.server: {error}", file=sys.stderr)
         return 2
     # No Python code runs while BytePS serves, so Python handlers would never be called.
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_DFL)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_DFL)
     library.byteps_server()
     return 0
 

@@ -1,4 +1,4 @@
-"""DeMo: an optimizer whose steps come from the exchange of the largest coefficients."""
+"""DeMo: an optimizer that takes its steps from the exchange of the largest coefficients."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ __all__ = ["DeviceMessage", "message_of"]
 
 def message_of(request: Request) -> DeviceMessage | None:
     """What a request sends from the memory of a device; None for one from the host."""
-    own: Any = None
+    message: Any = None
     if isinstance(request, AllGather):
-        own = request.frame
+        message = request.frame
     elif isinstance(request, AllReduce):
-        own = request.array
+        message = request.array
     elif isinstance(request, AllToAll):
-        own = request.data
-    return own if isinstance(own, DeviceMessage) else None
+        message = request.data
+    return message if isinstance(message, DeviceMessage) else None
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class TensorArray(DeviceArray):
     ) -> None:
         if tensor.dtype != torch.float32 or not tensor.is_contiguous():
             raise TypeError(
-                f"a tensor of {tensor.dtype} and strides {tensor.stride()} is no array of a device: "
+                f"a tensor of {tensor.dtype} and strides {tensor.stride()} is not an array of a device: "
                 "it must be contiguous float32"
             )
         self.device = device
@@ -48,7 +48,7 @@ class TensorArray(DeviceArray):
 
 
 class TensorDevice(Device, Protocol):
-    """A device whose arrays are tensors."""
+    """A device with tensors as its arrays."""
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> FloatArray:
         """A contiguous float32 tensor of this device, without a copy; see `TensorArray`."""

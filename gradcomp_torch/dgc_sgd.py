@@ -11,7 +11,7 @@ __all__ = ["DGCSGD"]
 
 
 class DGCSGD(torch.optim.SGD):
-    """SGD whose momentum is applied to the weight decay alone.
+    """SGD that applies its momentum to the weight decay alone.
 
     The memory ``momentum_correction`` (of ``dgc``) applies the momentum to gradients. Ranks do not
     send the weight decay, so this optimizer applies the momentum to it: ::

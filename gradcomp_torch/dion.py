@@ -1,4 +1,4 @@
-"""Dion: an optimizer whose steps of matrices come from the exchange."""
+"""Dion: an optimizer that takes its steps of matrices from the exchange."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Dion(torch.optim.Optimizer):
     """Applies the steps of the algorithms ``dion`` and ``dion2``; all other parameters have Lion.
 
     They exchange parts of the ranks' momenta, and their result, in ``p.grad``, is the orthonormal
-    step. So a matrix has no state here: ::
+    step. So the optimizer keeps no state of a matrix: ::
 
         p = (1 - lr * weight_decay) * p - lr * p.grad
 
@@ -98,7 +98,7 @@ def dion_groups(
     """Parameter groups for `Dion` and `DeMo`: matrices to which ``config`` gives steps; others.
 
     Args:
-        named_parameters: as of ``model.named_parameters()``.
+        named_parameters: as from ``model.named_parameters()``.
         config: as for the compression.
 
     Raises:

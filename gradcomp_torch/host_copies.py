@@ -1,6 +1,6 @@
 """Gradients of a device on the host, where no kernel takes them.
 
-Tests have a device of their own, whose copies are late.
+Tests use their own device, which copies late.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["HostCopies", "to_device", "to_host"]
 class HostCopies:
     """Copies of gradients in pinned memory, in the gradients' dtypes.
 
-    They start when the device has done what it was given so far, beside its further work. Nothing waits
+    They start when the device has done what it was given so far, while it goes on working. Nothing waits
     for them until `wait`. Tensors of one dtype that are neighbours in memory are one copy.
 
     Args:
@@ -42,8 +42,8 @@ class HostCopies:
                 given = [tensors[name] for name in names]
                 sizes = [tensor.numel() for tensor in given]
                 host = staging.room(sum(sizes), given[0].dtype, given[0].device)
-                for there, here in _pieces(given, host):
-                    here.copy_(there, non_blocking=True)
+                for on_device, on_host in _pieces(given, host):
+                    on_host.copy_(on_device, non_blocking=True)
                 self.arrays.update(zip(names, torch.split(host, sizes), strict=True))
                 self._together.append((names, host))
 
@@ -55,7 +55,7 @@ class HostCopies:
     def floats(self, name: str) -> tuple[torch.Tensor, Callable[[], None]]:
         """A gradient as flat float32 on the host, and a function that waits for its elements.
 
-        Other dtypes are converted here: 16-bit elements are half the bytes to copy.
+        Other dtypes are converted on the host: 16-bit elements are half the bytes to copy.
         """
         host = self.arrays[name]
         if host.dtype == torch.float32:
@@ -74,12 +74,12 @@ class HostCopies:
         The current stream copies, so what it is given next finds the averages.
         """
         for names, host in self._together:
-            for there, here in _pieces([gradients[name] for name in names], host):
-                there.copy_(here, non_blocking=True)
+            for on_device, on_host in _pieces([gradients[name] for name in names], host):
+                on_device.copy_(on_host, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the host: a copy, for which the caller waits, unless it is there already."""
+    """A tensor on the host: a copy, for which the caller waits, unless it is on the host already."""
     if tensor.device.type == "cpu":
         return tensor
     copies = HostCopies({"": tensor.detach()})
@@ -98,7 +98,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _pieces(
     tensors: Sequence[torch.Tensor], host: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of tensors beside their places in flat memory of the host; neighbours are one view."""
+    """Views of tensors with their places in flat memory of the host; neighbours are one view."""
     begin = place = 0
     while place < len(tensors):
         first = tensors[place]
@@ -107,12 +107,12 @@ def _pieces(
         while place < len(tensors) and _is_next(first, numel, tensors[place]):
             numel += tensors[place].numel()
             place += 1
-        here = host[begin : begin + numel]
+        on_host = host[begin : begin + numel]
         begin += numel
         if first.is_contiguous():
-            yield first.as_strided((numel,), (1,)), here
+            yield first.as_strided((numel,), (1,)), on_host
         else:
-            yield first, here.view(first.shape)
+            yield first, on_host.view(first.shape)
 
 
 def _is_next(first: torch.Tensor, numel: int, tensor: torch.Tensor) -> bool:

@@ -36,7 +36,7 @@ def uncompiled(named: Iterable[tuple[str, _T]]) -> list[tuple[str, _T]]:
     Raises:
         ConfigError: a name is repeated.
     """
-    pairs = [(uncompiled_name(name), one) for name, one in named]
+    pairs = [(uncompiled_name(name), parameter) for name, parameter in named]
     names = [name for name, _ in pairs]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -45,7 +45,7 @@ def uncompiled(named: Iterable[tuple[str, _T]]) -> list[tuple[str, _T]]:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether it is a DTensor, whose module takes half a second to import."""
+    """Whether it is a DTensor, without an import of its module, which takes half a second."""
     return hasattr(tensor, "placements")
 
 
@@ -55,8 +55,8 @@ def check_unsharded(named: Iterable[tuple[str, Any]]) -> None:
     Raises:
         ConfigError: a parameter is a DTensor.
     """
-    for name, one in named:
-        if is_sharded(one):
+    for name, parameter in named:
+        if is_sharded(parameter):
             raise ConfigError(
                 f"'{name}' is sharded over ranks, as by fully_shard, and each rank must have whole "
                 "parameters here: use torch_compressors.fsdp, or an unsharded model"

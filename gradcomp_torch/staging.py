@@ -39,7 +39,7 @@ class Staging:
         for event in after:
             self._stream.wait_event(event)
         # Gradients of a bucket share their memory.
-        for tensor in {one.untyped_storage().data_ptr(): one for one in tensors}.values():
+        for tensor in {view.untyped_storage().data_ptr(): view for view in tensors}.values():
             tensor.record_stream(self._stream)
         with self._stream:
             yield staged
@@ -67,7 +67,7 @@ class Staged:
         self._done: torch.Event | None = None
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start a copy to the host, whose elements are there after `wait`."""
+        """Start a copy to the host; it is complete after `wait`."""
         host = room(tensor.numel(), tensor.dtype, tensor.device).view(tensor.shape)
         return host.copy_(tensor, non_blocking=True)
 

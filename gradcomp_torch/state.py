@@ -13,12 +13,12 @@ __all__ = ["TensorControls", "as_array", "with_arrays"]
 
 
 def with_arrays(state: Any) -> Any:
-    """A state, or a list of states, with numpy arrays in place of tensors of any device.
+    """A state, or a list of states, with numpy arrays instead of tensors of any device.
 
     Everything else stays as it is: `Pipeline.load_state_dict` refuses it.
     """
     if isinstance(state, list | tuple):
-        return [with_arrays(one) for one in state]
+        return [with_arrays(rank_state) for rank_state in state]
     if not isinstance(state, Mapping):
         return state
     arrays = {

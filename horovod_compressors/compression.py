@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class _Instances:
     """Numbers the instances of each process set in the order of their first use.
 
-    This order is the same on every rank of the set. Numbers begin anew when a job changes its ranks.
+    This order is the same on every rank of the set. Numbers begin again when a job changes its ranks.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         self._unset = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: configuration and state. The engine is made anew at first use."""
+        """For copies and pickles: configuration and state. The engine is made again at first use."""
         return {name: value for name, value in vars(self).items() if name in _COPIED}
 
     def __setstate__(self, copied: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     @property
     def pipeline(self) -> Pipeline:
-        """This rank's compression state, made at its first use, and anew when the ranks change.
+        """This rank's compression state, made at its first use, and again when the ranks change.
 
         Raises:
             GradcompError: Horovod is not initialized.
@@ -223,13 +223,13 @@ class BaseCompression(Controls, metaclass=_Codecs):
             raise GradcompError("Horovod is not initialized: call hvd.init() first")
         if self._elastic:
             self._check_elastic()
-        place = self.process_set.rank(), self.process_set.size()
+        rank, size = self.process_set.rank(), self.process_set.size()
         before = self._pipeline
         if before is None:
             nodes = ranks_per_node(self.HOROVOD, self.config)
-            self._pipeline = Pipeline(self.config, *place, nodes, elastic=self._elastic)
+            self._pipeline = Pipeline(self.config, rank, size, nodes, elastic=self._elastic)
         else:
-            self._pipeline = moved(before, resized(before.state_dict(), *place), before.epoch)
+            self._pipeline = moved(before, resized(before.state_dict(), rank, size), before.epoch)
         self._pipeline_life = life
         return self._pipeline
 
@@ -259,8 +259,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def roll_back(self, saved: tuple[dict[str, Any], int | None]) -> None:
         """Take back a `snapshot` of this process, made at any number of ranks."""
         state, epoch = saved
-        place = self.pipeline.rank, self.pipeline.world_size
-        self._pipeline = moved(self.pipeline, resized(state, *place), epoch)
+        pipeline = self.pipeline
+        self._pipeline = moved(pipeline, resized(state, pipeline.rank, pipeline.world_size), epoch)
         self._begin()
 
     def _give_common_state(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -336,12 +336,12 @@ class BaseCompression(Controls, metaclass=_Codecs):
             )
         number = _instances.next(self._life(), self.process_set.process_set_id)
         prefix = f"gradcomp.{number}"
-        ranks = self.process_set
-        problem = node_problem(self.HOROVOD, self.config, ranks) or self.pipeline.mismatch(
-            ranks.rank(), ranks.size(), ranks_per_node(self.HOROVOD, self.config)
+        process_set = self.process_set
+        problem = node_problem(self.HOROVOD, self.config, process_set) or self.pipeline.mismatch(
+            process_set.rank(), process_set.size(), ranks_per_node(self.HOROVOD, self.config)
         )
-        line = agreement_line(self.config, shapes, problem, self._compared_options())
-        lines = self.gather(line.encode())
+        own_line = agreement_line(self.config, shapes, problem, self._compared_options())
+        lines = self.gather(own_line.encode())
         check_agreement([line.decode(errors="replace") for line in lines])
         use_processors(self.HOROVOD.local_size())
         self._connect_devices()

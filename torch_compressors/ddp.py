@@ -71,7 +71,7 @@ def ddp_hook(
 
     Args:
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
-            `gradcomp.Config` with rules of its own. With a spec, tensors with at most one dimension
+            `gradcomp.Config` with its own rules. With a spec, tensors with at most one dimension
             or under 4096 elements travel uncompressed. The same on every rank; a difference is an
             error on all ranks.
         model: its gradients are averaged. Parameters have their names in ``model.module``. None for
@@ -91,7 +91,7 @@ def ddp_hook(
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: the model is no DistributedDataParallel, the optimizer applies the momentum,
+        ConfigError: the model is not a DistributedDataParallel, the optimizer applies the momentum,
             too, or with ``two_level`` the ranks do not form equal nodes; or ``clip_norm`` is not
             above 0.
         ProtocolError: the ranks run different compression or different models.
@@ -220,7 +220,7 @@ class DDPCompression(ScalerControls):
             self._model.shapes,
             overwrite=True,
             parameters=lambda: parameter_bytes(
-                (name, one) for one, name in self._model.names.items()
+                (name, parameter) for parameter, name in self._model.names.items()
             ),
         )
 
@@ -252,8 +252,8 @@ class DDPCompression(ScalerControls):
             self._start(arrived)
         elif bucket.is_last():
             self._clip(self._clip_norm)
-            for one in self._arrived:
-                self._start(one)
+            for waiting in self._arrived:
+                self._start(waiting)
         self._driver.call_beside(gloo.flush)
         if bucket.is_last():
             self._release(gloo)
@@ -263,7 +263,7 @@ class DDPCompression(ScalerControls):
     @cached_property
     def _has_thread(self) -> bool:
         """Whether a thread encodes. Gradients that are clipped together start at the end of the pass."""
-        on_device = any(one.device.type != "cpu" for one in self._model.names)
+        on_device = any(parameter.device.type != "cpu" for parameter in self._model.names)
         # Nothing waits for messages from device to device.
         waits = self._devices.direct is None or self.config.compress.encoder_thread == "always"
         return waits and self._clip_norm is None and encodes_beside(self.config, on_device)
@@ -305,7 +305,7 @@ class DDPCompression(ScalerControls):
     @torch.no_grad()
     def _clip(self, limit: float) -> None:
         """Scale the gradients of all buckets to an L2 norm of at most ``limit``."""
-        norms = [torch.linalg.vector_norm(one.buffer.double()) for one in self._arrived]
+        norms = [torch.linalg.vector_norm(arrived.buffer.double()) for arrived in self._arrived]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         if limit < norm < math.inf:
             for arrived in self._arrived:

@@ -63,7 +63,7 @@ class WrappedModel:
 
 
 def registered_with(state: object) -> DistributedDataParallel:
-    """The model whose ``register_comm_hook`` got this state; takes a fraction of a second.
+    """The model that got this state from ``register_comm_hook``; takes a fraction of a second.
 
     PyTorch tells a hook its parameters and neither their names nor the ranks that average them. Only
     the model knows these, and PyTorch gives no way to it: it is found among all live objects.
@@ -71,12 +71,12 @@ def registered_with(state: object) -> DistributedDataParallel:
     Raises:
         StateError: there is none.
     """
-    for one in gc.get_objects():
+    for candidate in gc.get_objects():
         # The type itself: isinstance() would ask foreign objects for their __class__.
-        if issubclass(type(one), DistributedDataParallel) and any(
-            registered is state for _, registered in vars(one).get("_comm_hooks", ())
+        if issubclass(type(candidate), DistributedDataParallel) and any(
+            registered is state for _, registered in vars(candidate).get("_comm_hooks", ())
         ):
-            model: DistributedDataParallel = one
+            model: DistributedDataParallel = candidate
             return model
     raise StateError(
         "this compression has no model yet: call model.register_comm_hook(state, hook) first, or pass "

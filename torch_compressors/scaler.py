@@ -18,7 +18,7 @@ class ScalerControls(TensorControls):
     _scaler: torch.amp.GradScaler | None = None
 
     def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Read the loss scale from ``scaler`` before each step, in place of `set_loss_scale`."""
+        """Read the loss scale from ``scaler`` before each step, instead of `set_loss_scale`."""
         self._scaler = scaler
 
     def _follow_scale(self) -> None:

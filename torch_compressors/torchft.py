@@ -51,7 +51,7 @@ __all__ = ["CompressedManager"]
 
 
 class CompressedManager(Manager):  # type: ignore[misc]
-    """torchft's Manager, whose averages of parameters are compressed, on Gloo.
+    """torchft's Manager with compressed averages of parameters, on Gloo.
 
     Residuals belong to this process and outlast quorums. A step that is not committed leaves them as
     they were before. A replica that takes its parameters from another one starts with residuals of 0.
@@ -154,20 +154,20 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
 
     def _agree(self) -> None:
         """Compare configurations; members that are behind take the counters of the others."""
-        values = {
+        own_member = {
             "agreement": agreement_line(self._config, self._shapes, None),
             "common": common_state(self.pipeline),
         }
-        line = np.frombuffer(bytearray(json.dumps(values).encode() + b"\n"), np.uint8)
+        line = np.frombuffer(bytearray(json.dumps(own_member).encode() + b"\n"), np.uint8)
         lines = self._driver.reply(self._driver.post(Broadcast("torchft.members", line)))
-        members = [json.loads(line) for line in lines.tobytes().splitlines()]
+        members = [json.loads(text) for text in lines.tobytes().splitlines()]
         try:
             check_agreement([member["agreement"] for member in members])
         except GradcompError as error:  # other errors end with the quorum
             self._fatal = error
             raise
         newest = max((member["common"] for member in members), key=_steps)
-        if newest != values["common"]:
+        if newest != own_member["common"]:
             take_common_state(self.pipeline, newest, self._shapes)
         self._collector = Collector(self._driver, self.pipeline, self._shapes, overwrite=True)
 
@@ -238,7 +238,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
             self._collector = None  # until the next quorum, which a rejected step always brings
 
     def raise_fatal(self) -> None:
-        """Raise an error that no new quorum can mend; torchft only logs it."""
+        """Raise an error that a new quorum cannot fix; torchft only logs it."""
         if self._fatal is not None:
             raise self._fatal
 
@@ -257,8 +257,8 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         self._take(state)
 
     def _take(self, state: dict[str, Any]) -> None:
-        rank, size = self.pipeline.rank, self.pipeline.world_size
-        self.pipeline.load_state_dict(placed(state, rank, size))
+        pipeline = self.pipeline
+        pipeline.load_state_dict(placed(state, pipeline.rank, pipeline.world_size))
 
 
 class _Sum(Work):

@@ -69,7 +69,7 @@ def _patch_ddp(module: Any, run: Unedited) -> None:
             local.take(self)
         else:
             self.register_comm_hook(*ddp_hook(run.config, self))
-        count = sum(one.requires_grad for one in self.parameters())
+        count = sum(parameter.requires_grad for parameter in self.parameters())
         run.replaced(f"DistributedDataParallel of {count} parameters")
 
     model_class.__init__ = initialize
@@ -78,7 +78,7 @@ def _patch_ddp(module: Any, run: Unedited) -> None:
 
 
 _REFUSAL = (
-    "the script gives its DistributedDataParallel model a communication hook of its own, {}, and a "
+    "the script gives its DistributedDataParallel model its own communication hook, {}, and a "
     "model has one hook: remove the call of register_comm_hook or the option mixed_precision from "
     "the script, or run the script without torch_compressors.run"
 )
@@ -161,7 +161,7 @@ class _Spawned:
         self._forked = False
 
     def __call__(self, index: int, *args: Any) -> None:
-        if self._forked:  # the parent's patches are here
+        if self._forked:  # this process has the parent's patches
             self._function(index, *args)
             return
         first = functools.partial(is_first_rank, index)

@@ -23,7 +23,7 @@ __all__ = ["LocalModels"]
 
 
 class LocalModels:
-    """The DDP models of a script, whose ranks average changes after every H steps of an optimizer.
+    """The DDP models of a script; their ranks average changes after every H steps of an optimizer.
 
     Args:
         config: of the compression.
@@ -62,10 +62,10 @@ class LocalModels:
         """
         steps = self._steps.setdefault(optimizer, _Steps())
         trainable = {
-            id(one)
+            id(parameter)
             for group in optimizer.param_groups
-            for one in group["params"]
-            if one.requires_grad
+            for parameter in group["params"]
+            if parameter.requires_grad
         }
         if new := trainable - steps.known:
             for model, named in self._of_models(new):
@@ -89,12 +89,12 @@ class LocalModels:
     ) -> None:
         """Refuse optimizers that do not step a parameter alone, or on each rank."""
         # Its module takes half a second to import.
-        if "ZeroRedundancyOptimizer" in (one.__name__ for one in type(optimizer).__mro__):
+        if "ZeroRedundancyOptimizer" in (base.__name__ for base in type(optimizer).__mro__):
             raise ConfigError(
                 "ZeroRedundancyOptimizer steps each parameter on one rank, and with --outer every rank "
                 "steps all of them: use its optimizer_class itself, or leave --outer out"
             )
-        others = [one for one in self._steps.items() if one[0] is not optimizer]
+        others = [item for item in self._steps.items() if item[0] is not optimizer]
         for name, parameter in named:
             for other, steps in others:
                 if id(parameter) in steps.known:
@@ -106,7 +106,7 @@ class LocalModels:
 
 
 class _Steps:
-    """The local steps of one optimizer: an `OuterStep` for each model of which it has parameters.
+    """The local steps of one optimizer: an `OuterStep` for each model that has some of its parameters.
 
     Attributes:
         known: the ids of the parameters, also of those that belong to no model.

@@ -105,14 +105,14 @@ class Tensor:
     @property
     def progress(self) -> Progress:
         """The tensor's numbers; may be set between steps."""
-        own = _Progress()
-        self._library.gradcomp_byteps_progress(self.id, ctypes.byref(own))
-        return Progress(own.steps, own.loss_scale, own.lr, bool(own.fresh))
+        record = _Progress()
+        self._library.gradcomp_byteps_progress(self.id, ctypes.byref(record))
+        return Progress(record.steps, record.loss_scale, record.lr, bool(record.fresh))
 
     @progress.setter
     def progress(self, value: Progress) -> None:
-        own = _Progress(value.steps, value.loss_scale, value.lr, value.fresh)
-        self._library.gradcomp_byteps_set_progress(self.id, ctypes.byref(own))
+        record = _Progress(value.steps, value.loss_scale, value.lr, value.fresh)
+        self._library.gradcomp_byteps_set_progress(self.id, ctypes.byref(record))
 
     @property
     def steps(self) -> int:

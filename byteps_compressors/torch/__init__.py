@@ -11,7 +11,7 @@
 
 BytePS' own workers and servers compress the gradients with gradcomp's plug-in library;
 ``python -m byteps_compressors.launch`` starts a cluster that loads it. Import this module before
-``bps.init()``. `Compression` works without the plug-in, for codecs whose payloads can be added.
+``bps.init()``. `Compression` works without the plug-in, for codecs with payloads that can be added.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Attached(Checkpointed):
         )
 
     def set_loss_scale(self, scale: float) -> None:
-        """Begin a step of mixed precision, whose loss is multiplied by ``scale``.
+        """Begin a step of mixed precision that multiplies its loss by ``scale``.
 
         See `gradcomp.Pipeline.set_loss_scale`. All workers must call it between steps, before every
         step, with the same value. Residuals on servers follow with the next gradient.

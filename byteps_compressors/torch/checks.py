@@ -44,7 +44,7 @@ def check_config(config: Config) -> None:
     if config.stats.profile is not None:
         raise ConfigError(
             "stats.profile measures exchanges between workers, and BytePS has servers instead, and "
-            "a profile of its own (BYTEPS_TRACE_ON): leave it out"
+            "its own profile (BYTEPS_TRACE_ON): leave it out"
         )
     if config.compress.policy != "always":
         raise ConfigError(

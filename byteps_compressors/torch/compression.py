@@ -174,5 +174,5 @@ def _check_summable(spec: Spec) -> None:
         )
     if spec.scheduled:
         raise ConfigError(
-            f"'{spec}' has payloads whose size changes, and BytePS wants one size: {instead}"
+            f"'{spec}' has payloads of different sizes, and BytePS wants one size: {instead}"
         )

@@ -16,7 +16,7 @@ __all__ = ["check_environment", "check_initialized"]
 # limit of 64 KiB: the rules of a Config decide which tensors are compressed.
 _DEFAULTS = {"BYTEPS_THREADPOOL_SIZE": "4", "BYTEPS_MIN_COMPRESS_BYTES": "0"}
 
-# BytePS' own flag; its rank and size are no test, as they have values before bps.init(), too.
+# BytePS' own flag; its rank and size do not tell, as they have values before bps.init(), too.
 _FLAG = "_ZN6byteps6common12BytePSGlobal12_initializedE"
 
 

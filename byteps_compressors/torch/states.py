@@ -21,7 +21,7 @@ __all__ = ["States"]
 
 
 class States:
-    """Reads and writes what the plug-in keeps of a model's tensors, here and on the servers.
+    """Reads and writes what the plug-in keeps of a model's tensors, on this worker and on the servers.
 
     Args:
         config: the model's configuration.

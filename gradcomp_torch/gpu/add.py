@@ -44,7 +44,7 @@ class Form(NamedTuple):
     """The kernel that adds what frames of a codec hold, and its constants.
 
     Attributes:
-        constants: beside B, elements of a program, or in its place.
+        constants: besides B, the elements of a program, or instead of it.
         rotated: two launches, of rests and of blocks; see kernels/rotate.py.
     """
 
@@ -184,24 +184,27 @@ class Addition:
     Args:
         form: of all tensors.
         tensors: with indices for `KEPT`, else with payloads. At least one.
-        start: as of `launch`.
+        start: as in `launch`.
     """
 
     def __init__(
         self, form: Form, tensors: Sequence[AddItem], weight: float, start: int = HELD
     ) -> None:
         self._form, self._start = form, start
-        counts = [one.acc.numel() if one.indices is None else one.indices.size for one in tensors]
-        streams = [one.stream for one in tensors]
-        self._layout = lay_out(form, [one.acc for one in tensors], counts, streams, weight)
+        counts = [
+            tensor.acc.numel() if tensor.indices is None else tensor.indices.size
+            for tensor in tensors
+        ]
+        streams = [tensor.stream for tensor in tensors]
+        self._layout = lay_out(form, [tensor.acc for tensor in tensors], counts, streams, weight)
         rows, programs, _ = self._layout
-        own = [one.values for one in tensors]
-        own += [one.indices for one in tensors if one.indices is not None]
-        arrays: list[npt.NDArray[Any]] = [rows, *programs, *own]
+        inputs = [tensor.values for tensor in tensors]
+        inputs += [tensor.indices for tensor in tensors if tensor.indices is not None]
+        arrays: list[npt.NDArray[Any]] = [rows, *programs, *inputs]
         there = OnDevice.empty(arrays, tensors[0].acc.device)
-        places = np.array(there.begins[-len(own) :], np.int64) + there.memory.data_ptr()
+        places = np.array(there.begins[-len(inputs) :], np.int64) + there.memory.data_ptr()
         rows[:, kernels.VALUES.value] = places[: len(tensors)]
-        if len(own) > len(tensors):
+        if len(inputs) > len(tensors):
             rows[:, kernels.INDICES.value] = places[len(tensors) :]
         there.fill(arrays)
         self._table = there.part(0, rows, torch.int64)

@@ -66,8 +66,8 @@ class LaunchItem(NamedTuple):
     Attributes:
         grad: contiguous float32 on the bucket's device, of any shape.
         residual: for error feedback, contiguous float32 of as many elements, updated in place.
-        beta, gamma: weights, as of `gradcomp.EncodeItem`.
-        momentum: in place of beta and gamma.
+        beta, gamma: weights, as in `gradcomp.EncodeItem`.
+        momentum: instead of beta and gamma.
         stream: key of the random numbers, from seed, step and tensor_id, as in a seeded frame.
     """
 

@@ -116,7 +116,7 @@ def stage_of(spec: str) -> tuple[str, Stage]:
 def _find_stage(spec: str) -> tuple[str, Stage] | None:
     """As `stage_of`, if kernels do all that the spec asks."""
     stages = parse(spec).stages
-    transforms = [one.name for one in stages if one.kind == "transform"]
+    transforms = [part.name for part in stages if part.kind == "transform"]
     stage, *coders = stages[len(transforms) :]
     name = "|".join([*transforms, stage.name])
     params = stage.params

@@ -40,13 +40,13 @@ __all__ = ["TorchDevice", "kind_of", "to_launch"]
 
 
 KNOWN_BUCKETS = 4096
-"""Buckets whose launches a device keeps: callers may give single tensors ever new ids."""
+"""Number of buckets for which a device keeps launches: callers may give single tensors ever new ids."""
 
 
 class TorchDevice:
     """One device of this process.
 
-    It is a `ProductDevice`, too. Work for other ranks' sake runs on the current stream, encoding on a stream beside it.
+    It is a `ProductDevice`, too. Work that other ranks wait for runs on the current stream, encoding on a second one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class TorchDevice:
 
     def zeros(self, numel: int) -> Any:
         """A new flat array."""
-        return self._own(torch.zeros(numel, device=self._device))
+        return self._shared(torch.zeros(numel, device=self._device))
 
     def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         """Launch one encoder for each codec and kind of error feedback.
@@ -81,9 +81,9 @@ class TorchDevice:
         with self._beside(tensors) as staged:
             launched = []
             for places, encoder in self._encoders_of(tensors):
-                own = [tensors[place] for place in places]
-                launches = self._launches_of(encoder, own[0].tensor_id)
-                launches.run([to_launch(one, seeded=encoder.seeded) for one in own])
+                group = [tensors[place] for place in places]
+                launches = self._launches_of(encoder, group[0].tensor_id)
+                launches.run([to_launch(item, seeded=encoder.seeded) for item in group])
                 launched.append((places, encoder, staged.fetch(encoder.memory)))
 
         def wait() -> tuple[ByteArray, list[int]]:
@@ -134,15 +134,15 @@ class TorchDevice:
     def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         """Add rank after rank, as the core does."""
         groups: dict[tuple[Form, bool], list[DecodeItem]] = {}
-        for one in tensors:
-            groups.setdefault((form_of(one.codec.spec), one.replaces), []).append(one)
-        for (form, replaces), own in groups.items():
-            ranks = range(len(own[0].frames))
+        for item in tensors:
+            groups.setdefault((form_of(item.codec.spec), item.replaces), []).append(item)
+        for (form, replaces), group in groups.items():
+            ranks = range(len(group[0].frames))
             if replaces and (form is KEPT or not ranks):
-                torch._foreach_zero_([tensor_of(one.out) for one in own])
+                torch._foreach_zero_([tensor_of(item.out) for item in group])
             for rank in ranks:
                 start = ZERO if replaces and rank == 0 else HELD
-                Addition(form, _opened(form, own, rank), weight, start).launch()
+                Addition(form, _opened(form, group, rank), weight, start).launch()
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         """See `Device`."""
@@ -153,15 +153,17 @@ class TorchDevice:
     def give(self, tensors: Sequence[GiveItem]) -> None:
         """See `Device`."""
         self._staging.join()
-        outs = [tensor_of(one.out) for one in tensors]
-        exact = [tensor_of(one.grad if one.residual is None else one.residual) for one in tensors]
-        fed = [one for one in tensors if one.residual is not None]
-        residuals = [tensor_of(one.residual) for one in fed]
+        outs = [tensor_of(item.out) for item in tensors]
+        exact = [
+            tensor_of(item.grad if item.residual is None else item.residual) for item in tensors
+        ]
+        fed = [item for item in tensors if item.residual is not None]
+        residuals = [tensor_of(item.residual) for item in fed]
         if fed:
             scaled = torch._foreach_mul(
-                [tensor_of(one.grad) for one in fed], [one.gamma for one in fed]
+                [tensor_of(item.grad) for item in fed], [item.gamma for item in fed]
             )
-            torch._foreach_mul_(residuals, [one.beta for one in fed])
+            torch._foreach_mul_(residuals, [item.beta for item in fed])
             torch._foreach_add_(residuals, scaled)
         torch._foreach_copy_(outs, exact)
         if fed:
@@ -196,10 +198,10 @@ class TorchDevice:
     def _factors(self, factors: Sequence[FloatArray]) -> Sequence[torch.Tensor]:
         """Factors of the host on this device, by one copy."""
         flat = torch.from_numpy(np.concatenate(factors))
-        return torch.split(to_device(flat, self._device), [one.size for one in factors])
+        return torch.split(to_device(flat, self._device), [factor.size for factor in factors])
 
     def copy(self, pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
-        """See `Device`; beside the current stream, as encoding changes the arrays there."""
+        """See `Device`; on the side stream, on which encoding changes the arrays."""
         sources, copies = ([tensor_of(pair[side]) for pair in pairs] for side in (0, 1))
         with self._staging.beside([*sources, *copies]):
             torch._foreach_copy_(copies, sources)
@@ -230,9 +232,9 @@ class TorchDevice:
 
     def from_host(self, array: FloatArray) -> Any:
         """A copy on this device."""
-        return self._own(torch.from_numpy(array.copy()).to(self._device))
+        return self._shared(torch.from_numpy(array.copy()).to(self._device))
 
-    def _own(self, tensor: torch.Tensor) -> Any:
+    def _shared(self, tensor: torch.Tensor) -> Any:
         """An array that encoding may use for as long as it lives."""
         self._staging.share(tensor)
         return TensorArray(self, tensor)
@@ -284,13 +286,13 @@ def _part(tensor: EncodeItem, result: Kept[Any] | Payload[Any]) -> KeptParts | P
 
 def _opened(form: Form, tensors: Sequence[DecodeItem], rank: int) -> list[AddItem]:
     """Parts of the frames of one rank."""
-    frames = [(one.codec, one.frames[rank], one.out.size) for one in tensors]
+    frames = [(item.codec, item.frames[rank], item.out.size) for item in tensors]
     try:
-        return _open(form, frames, [one.out for one in tensors])
+        return _open(form, frames, [item.out for item in tensors])
     except WireError:
-        for one, frame in zip(tensors, frames, strict=True):  # find the frame
-            with _named(one, rank):
-                _open(form, [frame], [one.out])
+        for item, frame in zip(tensors, frames, strict=True):  # find the frame
+            with _named(item, rank):
+                _open(form, [frame], [item.out])
         raise
 
 

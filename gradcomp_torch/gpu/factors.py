@@ -40,8 +40,8 @@ class FactorExchange:
         half: products travel as float16.
 
     Attributes:
-        own: this rank's products, flat, one matrix after the other; with ``half`` as rounded.
-        sent: as ``own``, for the engine, which may put the average there.
+        products: of this rank, flat, one matrix after the other; with ``half`` as rounded.
+        sent: as ``products``, for the engine, which may put the average there.
     """
 
     def __init__(self, kinds: Kinds, half: bool, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class FactorExchange:
         self._sizes = [rank * (cols if left else rows) for rows, cols, rank, left in kinds]
         self._begins = np.cumsum(self._sizes) - self._sizes
         total = sum(self._sizes)
-        self.own = torch.zeros(total, device=device)
+        self.products = torch.zeros(total, device=device)
         dtype = torch.float16 if half else torch.float32
         self.sent = torch.zeros(total, dtype=dtype, device=device)
         self._widened = torch.zeros(total if half else 0, device=device)
@@ -60,11 +60,11 @@ class FactorExchange:
         self._factors = Rows(len(kinds), kernels.FACTOR_FIELDS.value, device)
         rows = self._factors.host
         rows[:, kernels.WIDE.value] = self._wide.data_ptr() + 8 * (np.cumsum(given) - given)
-        rows[:, kernels.N.value] = [one[0] if one[3] else one[1] for one in kinds]
-        rows[:, kernels.RANK.value] = [one[2] for one in kinds]
+        rows[:, kernels.N.value] = [height if left else width for height, width, _, left in kinds]
+        rows[:, kernels.RANK.value] = [kind[2] for kind in kinds]
         rows[:, kernels.NUMEL.value] = self._sizes
         self._matrices = Rows(len(kinds), kernels.MATRIX_FIELDS.value, device)
-        self._matrices.host[:], tiles = low_rank.matrix_rows([one[:3] for one in kinds])
+        self._matrices.host[:], tiles = low_rank.matrix_rows([kind[:3] for kind in kinds])
         self._tiles = upload(tiles, device)
         blocks, first = spread(self._sizes, BLOCK)
         self._blocks, self._first = upload(blocks, device), upload(first.astype(np.int32), device)
@@ -91,19 +91,19 @@ class FactorExchange:
         kernels.orthonormalize_kernel[(len(works),)](
             self._factors.memory, B=LANES, num_warps=BASIS_WARPS, **EXACT
         )
-        parts = torch.split(self.own, self._sizes)
+        parts = torch.split(self.products, self._sizes)
         for work, m, factor, out in zip(works, matrices, factors, parts, strict=True):
             low_rank.multiply(m, factor, work.transposed, out)
-        self.sent.copy_(self.own)
+        self.sent.copy_(self.products)
         if self._widened.numel():
-            self.own.copy_(self.sent)
+            self.products.copy_(self.sent)
 
     def settle(
         self, average: torch.Tensor, matrices: Sequence[SettleItem], *, of_average: bool
     ) -> None:
         """Use the average of all ranks' products, on the current stream; see `FactorDevice.settle`."""
         mean = self._widened if self._widened.numel() else average
-        sent = mean if of_average else self.own
+        sent = mean if of_average else self.products
         rows = self._factors.host
         rows[:, kernels.OWN.value] = sent.data_ptr() + 4 * self._begins
         rows[:, kernels.MEAN.value] = mean.data_ptr() + 4 * self._begins

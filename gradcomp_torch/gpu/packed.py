@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 
 def packed_size(numel: int, count: int) -> Packed:
-    """The size for so many indices of a tensor; about 2 bits and those of numel / count for each."""
+    """The size of ``count`` indices of a tensor; about 2 bits and those of numel / count for each."""
     low_bits = max(numel // max(count, 1), 1).bit_length() - 1
     return Packed(low_bits, -(-(count + (numel >> low_bits) + 1) // 32), -(-count * low_bits // 32))
 

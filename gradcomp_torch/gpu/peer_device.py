@@ -1,4 +1,4 @@
-"""A device whose results travel to other ranks' devices as they are: no frame is made on the host."""
+"""A device that sends its results to other ranks' devices as they are: no frame is made on the host."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DirectDevice(TorchDevice):
     """As `TorchDevice`, for one job in which all ranks have one and an engine between them.
 
     Messages are checked on the device; a damaged one is an error of the next step, as nobody waits for the
-    check. Until then its elements, of which none is outside of its tensor, are in the averages.
+    check. Until then its elements are in the averages; none of them is outside of its tensor.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -119,7 +119,7 @@ class DirectDevice(TorchDevice):
         self._of_step.add(name)
 
     def _sender(self, groups: Sequence[Sequence[EncodeItem]], size: int) -> Sender:
-        kinds = [tuple((one.codec.spec, one.grad.size) for one in group) for group in groups]
+        kinds = [tuple((item.codec.spec, item.grad.size) for item in group) for group in groups]
         tensors = list(chain.from_iterable(groups))
         parts = [
             Part(tensors[places[0]].codec.spec, places, encoder)
@@ -144,7 +144,7 @@ class DirectDevice(TorchDevice):
         else:
             sums = []
             for first, end in ((0, exact), (exact + 1, count)):
-                some = [one._replace(streams=one.streams[first:end]) for one in tensors]
+                some = [item._replace(streams=item.streams[first:end]) for item in tensors]
                 if first < end:
                     forms = _forms(some, layout.places)
                     sums.append(SumItem(forms, (first, end), weight, begun=True))

@@ -18,7 +18,7 @@ from gradcomp_torch.staging import computed_by_now, room
 __all__ = ["Receiver", "SumItem"]
 
 FLAGS = 4
-"""Numbers of a message, of which the first says whether it is damaged: 16 bytes."""
+"""Numbers of a message; the first one says whether it is damaged: 16 bytes."""
 
 
 class SumItem(NamedTuple):
@@ -70,9 +70,9 @@ class Receiver:
         with current(self._device):
             self._compare(messages, headers)
             additions = [
-                self._prepared(number, form, tensors, messages, one)
-                for number, one in enumerate(sums)
-                for form, tensors in one.forms.items()
+                self._prepared(number, form, tensors, messages, item)
+                for number, item in enumerate(sums)
+                for form, tensors in item.forms.items()
             ]
             key = (len(headers), *(addition.version for addition, _ in additions))
             self._replayed.run(key, lambda: self._launch(len(headers), additions))
@@ -100,15 +100,15 @@ class Receiver:
         form: Form | KeptForm,
         tensors: Sequence[PeerTensor],
         messages: Sequence[torch.Tensor],
-        one: SumItem,
+        item: SumItem,
     ) -> tuple[PeerSums, torch.Tensor]:
         """An addition, and the flags of its messages."""
-        first, end = one.messages
+        first, end = item.messages
         addition = self._additions.get((number, form))
         if addition is None:
-            addition = sums_of(form, begun=one.begun, decodes=one.weight is None)
+            addition = sums_of(form, begun=item.begun, decodes=item.weight is None)
             self._additions[number, form] = addition
-        addition.prepare(tensors, messages[first:end], 1.0 if one.weight is None else one.weight)
+        addition.prepare(tensors, messages[first:end], 1.0 if item.weight is None else item.weight)
         return addition, self._damaged[first:end]
 
     def _launch(

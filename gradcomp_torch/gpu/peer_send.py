@@ -111,8 +111,8 @@ class Sender:
         layouts = []
         first = 0
         for header, count in zip(self._headers, self._counts, strict=True):
-            own = [results[number] for number in range(first, first + count)]
-            layouts.append(self._lay_out(header, own, pieces))
+            message_results = [results[number] for number in range(first, first + count)]
+            layouts.append(self._lay_out(header, message_results, pieces))
             first += count
         total = sum(layout.size for layout in layouts)
         if not self.layouts:
@@ -135,10 +135,10 @@ class Sender:
             size += piece.numel()
             pieces.append(piece)
 
-        kept = [number for number, one in enumerate(results) if one.indices is not None]
-        for number, one in enumerate(results):
-            if one.indices is None:
-                put(number, one.values, "values")
+        kept = [number for number, result in enumerate(results) if result.indices is not None]
+        for number, result in enumerate(results):
+            if result.indices is None:
+                put(number, result.values, "values")
         for number in kept:
             if (present := results[number].present) is not None:
                 put(number, present, "present")
@@ -159,10 +159,10 @@ class Sender:
             Place(
                 begins[number, "values"],
                 begins.get((number, "indices"), 0),
-                one.elements,
+                result.elements,
                 begins.get((number, "present"), 0),
             )
-            for number, one in enumerate(results)
+            for number, result in enumerate(results)
         ]
         return Layout(header, places, size)
 

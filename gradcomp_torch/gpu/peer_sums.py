@@ -65,7 +65,7 @@ class Place(NamedTuple):
     Attributes:
         values: of a payload, a multiple of 16; or of kept values.
         indices: of kept elements; 0 with a payload.
-        elements: as of `PeerResult`.
+        elements: as in `PeerResult`.
         present: of the number of kept elements that there are; 0: all.
     """
 
@@ -79,9 +79,9 @@ class PeerTensor(NamedTuple):
     """One tensor of all ranks' messages.
 
     Attributes:
-        acc: as of `AddItem`.
+        acc: as in `AddItem`.
         place: of the tensor's result in each rank's message.
-        streams: as of `gradcomp`'s `PeerItem`.
+        streams: as in `gradcomp`'s `PeerItem`.
     """
 
     acc: torch.Tensor
@@ -111,7 +111,7 @@ class PeerSums(ABC):
     ) -> None:
         """Tell kernels about a step's tensors; copies only where it changed."""
         given = (
-            [(one.acc.data_ptr(), one.place) for one in tensors],
+            [(tensor.acc.data_ptr(), tensor.place) for tensor in tensors],
             [message.data_ptr() for message in messages],
             weight,
         )
@@ -130,7 +130,7 @@ class PeerSums(ABC):
         """Add rank after rank, on the current stream of the current device.
 
         Args:
-            damaged: int32 [ranks, 4], whose first column becomes 1 where kept elements are none of the tensor.
+            damaged: int32 [ranks, 4]; the first column becomes 1 where kept elements are not of the tensor.
         """
 
 
@@ -154,7 +154,7 @@ class _PayloadSums(PeerSums):
     ) -> None:
         """See `PeerSums`; only streams of rotations change with the step."""
         super().prepare(tensors, messages, weight)
-        streams = [one.streams for one in tensors] if self._form.rotated else []
+        streams = [tensor.streams for tensor in tensors] if self._form.rotated else []
         if streams != self._streams:
             of_ranks = np.array(streams, np.uint64).T.view(np.int64)
             self._arrays[0][:, :, fields.STREAM.value] = of_ranks
@@ -164,17 +164,17 @@ class _PayloadSums(PeerSums):
     def _prepare(
         self, tensors: Sequence[PeerTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
-        accs = [one.acc for one in tensors]
-        counts = [one.place.elements for one in tensors]
-        values = np.array([one.place.values for one in tensors], np.int64)
+        accs = [tensor.acc for tensor in tensors]
+        counts = [tensor.place.elements for tensor in tensors]
+        values = np.array([tensor.place.values for tensor in tensors], np.int64)
         layouts = [
-            lay_out(self._form, accs, counts, [one.streams[rank] for one in tensors], weight)
+            lay_out(self._form, accs, counts, [tensor.streams[rank] for tensor in tensors], weight)
             for rank in range(len(messages))
         ]
         for (rows, _, _), message in zip(layouts, messages, strict=True):
             rows[:, fields.VALUES.value] = values + message.data_ptr()
         self._scratch = [layout.scratch for layout in layouts]
-        self._streams = [one.streams for one in tensors] if self._form.rotated else []
+        self._streams = [tensor.streams for tensor in tensors] if self._form.rotated else []
         tables = np.stack([layout.rows for layout in layouts])
         programs = layouts[0].programs
         self._arrays: list[npt.NDArray[Any]] = [tables, *programs]
@@ -206,15 +206,15 @@ class _KeptSums(PeerSums):
     ) -> None:
         ranks = len(messages)
         device = tensors[0].acc.device
-        numels = [one.acc.numel() for one in tensors]
-        counts = [one.place.elements for one in tensors]
+        numels = [tensor.acc.numel() for tensor in tensors]
+        counts = [tensor.place.elements for tensor in tensors]
         of_places = np.array(
             [(place.values, place.indices, place.present) for _, place, _ in tensors], np.int64
         )
         begins = np.array([[message.data_ptr()] for message in messages], np.int64)
         programs, first = spread(numels, RANGE)
         tables = np.zeros((ranks, len(tensors), fields.FIELDS.value), np.int64)
-        tables[:, :, fields.ACC.value] = [one.acc.data_ptr() for one in tensors]
+        tables[:, :, fields.ACC.value] = [tensor.acc.data_ptr() for tensor in tensors]
         tables[:, :, fields.NUMEL.value] = numels
         tables[:, :, fields.COUNT.value] = counts
         tables[:, :, fields.FIRST.value] = first

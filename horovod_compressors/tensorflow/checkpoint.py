@@ -13,8 +13,7 @@ __all__ = ["CompressionState"]
 class CompressionState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """Makes a `Compression` part of a ``tf.train.Checkpoint``.
 
-    Every rank has a state of its own, so every rank must save, to a path of its own, and restore
-    from there::
+    Every rank has its own state, so every rank must save to its own path, and restore from there::
 
         checkpoint = tf.train.Checkpoint(model=model, compression=CompressionState(compression))
         checkpoint.save(f"checkpoints/rank{hvd.rank()}/step")
@@ -32,6 +31,6 @@ class CompressionState(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Continue from a result of `serialize`.
 
         Raises:
-            StateError: the bytes are no state, or it does not fit.
+            StateError: the bytes are not a state, or it does not fit.
         """
         self._compression.load_state_dict(unpack_state(string_value))

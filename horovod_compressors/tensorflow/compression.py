@@ -31,16 +31,16 @@ from horovod_compressors.tensorflow.reinit import in_branch, life, telling_lost_
 __all__ = ["Compression"]
 
 SUMMABLE_DTYPES = frozenset({tf.float16, tf.float32, tf.float64})
-"""Dtypes of gradients that Horovod can all-reduce; it knows no bfloat16."""
+"""Dtypes of gradients that Horovod can all-reduce; it does not know bfloat16."""
 
 PARTS = 4
-"""Operations that take the gradients of a large model: what one sends travels beside the computation of the
+"""Operations that take the gradients of a large model: what one sends travels during the computation of the
 next. Each takes ``bucket_bytes`` or more, as every request costs time."""
 
 # Graphs that run in several threads take turns.
 _lock = threading.Lock()
 
-# The collection of a graph's operations, each of which waits for the one before it.
+# The collection of a graph's operations; each waits for the one before it.
 _OPERATIONS = "gradcomp"
 
 
@@ -91,7 +91,7 @@ def _parts(tensors: Sequence[_Tensor], least: int) -> list[list[int]]:
     Args:
         least: bytes of a part.
     """
-    share = max(sum(one.nbytes for one in tensors) / PARTS, least)
+    share = max(sum(tensor.nbytes for tensor in tensors) / PARTS, least)
     parts: list[list[int]] = [[]]
     total = 0
     for place in reversed(range(len(tensors))):
@@ -112,7 +112,7 @@ class Compression(BaseCompression):
 
     Args:
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
-            `gradcomp.Config` with rules of its own. With a spec, tensors with at most one dimension
+            `gradcomp.Config` with its own rules. With a spec, tensors with at most one dimension
             or under 4096 elements travel uncompressed. The same on every rank; a difference is an
             error on all ranks.
         variables: all that may have gradients, such as ``model.trainable_variables`` of a model
@@ -184,7 +184,7 @@ class Compression(BaseCompression):
         self.pipeline.load_state_dict(state)
 
     def read_rate(self, rate: Callable[[], Any]) -> None:
-        """Take the learning rate of each step from ``rate``, in place of calls of `set_lr`.
+        """Take the learning rate of each step from ``rate``, instead of calls of `set_lr`.
 
         Args:
             rate: gives a scalar tensor, in the graph or step of the gradients. `DistributedOptimizer`
@@ -193,7 +193,7 @@ class Compression(BaseCompression):
         self._rate = rate
 
     def read_scale(self, scale: Callable[[], Any]) -> None:
-        """Take the loss scale of each step from ``scale``, in place of calls of `set_loss_scale`.
+        """Take the loss scale of each step from ``scale``, instead of calls of `set_loss_scale`.
 
         Args:
             scale: as ``rate`` of `read_rate`.
@@ -263,13 +263,13 @@ class Compression(BaseCompression):
             if isinstance(grad, tf.IndexedSlices):
                 self._check_sparse(name, shape)
                 continue
-            one = _Tensor(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
+            tensor = _Tensor(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
             resolved = self.pipeline.resolve(name, shape)
             if grad.dtype in SUMMABLE_DTYPES and self.pipeline.always_dense(resolved):
-                dense.append(one)
+                dense.append(tensor)
                 result[id(grad)] = None
             else:
-                compressed.append(one)
+                compressed.append(tensor)
                 inputs.append(grad)
         with graph.as_default(), tf.name_scope("gradcomp"), tf.device("CPU:0"):
             settings: list[tuple[Callable[[float], None], Any]] = []
@@ -280,8 +280,8 @@ class Compression(BaseCompression):
             step = _Step(shapes, [setter for setter, _ in settings], dense, compressed)
             averages = self._put(step, [value for _, value in settings], inputs, graph)
             ranks = None if call.op == hvd.Average else self._size()
-            for one, grad, average in zip(compressed, inputs, averages, strict=True):
-                average.set_shape(one.shape)
+            for tensor, grad, average in zip(compressed, inputs, averages, strict=True):
+                average.set_shape(tensor.shape)
                 result[id(grad)] = _Averaged(average, ranks)
         return result
 
@@ -293,7 +293,7 @@ class Compression(BaseCompression):
         Each operation takes a part of the gradients, once the backward pass has computed them. Operations
         follow one another, also those of other steps: so all ranks have one order.
         """
-        # Parts of a profiled step add up, without overlap; a reset of an elastic job cuts no step in two.
+        # Parts of a profiled step add up, without overlap; a reset of an elastic job does not cut a step.
         if self._elastic or self.stats.profile is not None:
             parts = [list(range(len(inputs)))]
         else:
@@ -304,7 +304,8 @@ class Compression(BaseCompression):
             begins, ends = number == 0, number == len(parts) - 1
             values = [*(settings if begins else ()), *(inputs[place] for place in places)]
             results = [tf.float32] * len(inputs) if ends else []
-            before = [one for one in operations if one.graph is graph]  # not of a graph around it
+            # Not those of a graph around it.
+            before = [earlier for earlier in operations if earlier.graph is graph]
             with tf.control_dependencies(before):
                 take = partial(self._take, step, places, begins, ends)
                 operation = partial(tf.numpy_function, take, values, results)
@@ -338,18 +339,20 @@ class Compression(BaseCompression):
                     setter(float(value))
                 grads = values[len(step.setters) :]
                 self._report(collector.begin_step())
-                for one in step.dense:
-                    self.pipeline.count_dense(one.name, one.nbytes)
+                for tensor in step.dense:
+                    self.pipeline.count_dense(tensor.name, tensor.nbytes)
             for place, grad in zip(places, grads, strict=True):
-                one = step.compressed[place]
-                resolved = collector.resolve(one.name, one.shape)
-                collector.add(resolved, as_float32(np.asarray(grad)), one.nbytes)
+                tensor = step.compressed[place]
+                resolved = collector.resolve(tensor.name, tensor.shape)
+                collector.add(resolved, as_float32(np.asarray(grad)), tensor.nbytes)
             engine.send()
             if not ends:
                 self._unfinished = True
                 return []
             collector.check()
-            averages = [collector.finish(one.name).reshape(one.shape) for one in step.compressed]
+            averages = [
+                collector.finish(tensor.name).reshape(tensor.shape) for tensor in step.compressed
+            ]
             collector.end_step()
             return averages
 

@@ -14,7 +14,7 @@ __all__ = ["DGCSGD"]
 
 @keras.saving.register_keras_serializable("gradcomp")
 class DGCSGD(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """SGD whose momentum is applied to the weight decay alone; for Keras 3.
+    """SGD that applies its momentum to the weight decay alone; for Keras 3.
 
     The memory ``momentum_correction`` (of ``dgc``) applies the momentum to gradients. Ranks do not
     send the weight decay, so this optimizer applies the momentum to it: ::
@@ -76,9 +76,9 @@ class DGCSGD(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for `from_config`."""
-        own = {
+        arguments = {
             "momentum": self.momentum,
             "weight_decay": self._decay,
             "nesterov": self.nesterov,
         }
-        return {**super().get_config(), **own}
+        return {**super().get_config(), **arguments}

@@ -38,29 +38,29 @@ class ElasticState(hvd.elastic.TensorFlowKerasState):  # type: ignore[misc]
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **others: Any) -> None:
-        for name, one in {"model": model, **others}.items():
-            _check_built(name, one)
+        for name, value in {"model": model, **others}.items():
+            _check_built(name, value)
         if optimizer is None:
             optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not getattr(optimizer, "built", False):
             optimizer.build(list(getattr(model, "trainable_variables", model)))
-        kept = {name: one for name, one in others.items() if _is_kept(one)}
+        kept = {name: value for name, value in others.items() if _is_kept(value)}
         parts = [model, optimizer or [], *kept.values()]
-        self._compressions = [one for one in parts if isinstance(one, Compression)]
-        self._parts = [one for one in parts if not isinstance(one, Compression)]
-        objects = {name: one for name, one in others.items() if name not in kept}
+        self._compressions = [part for part in parts if isinstance(part, Compression)]
+        self._parts = [part for part in parts if not isinstance(part, Compression)]
+        objects = {name: value for name, value in others.items() if name not in kept}
         # Horovod's class looks into model and optimizer in methods that are replaced here.
         super().__init__(self, self, **objects)
         self._bcast_model = self._broadcast
         self.model, self.optimizer = model, optimizer
-        for name, one in kept.items():
-            setattr(self, name, one)
+        for name, value in kept.items():
+            setattr(self, name, value)
 
     def sync(self) -> None:
         """See Horovod.
 
         Raises:
-            HorovodInternalError: a rank is lost; ``hvd.elastic.run`` takes no other error for that here.
+            HorovodInternalError: a rank is lost; ``hvd.elastic.run`` knows this error alone.
         """
         try:
             super().sync()
@@ -68,46 +68,48 @@ class ElasticState(hvd.elastic.TensorFlowKerasState):  # type: ignore[misc]
             raise hvd.elastic.HorovodInternalError(str(error)) from error
 
     def _variables(self) -> list[Any]:
-        return [plain_variable(one) for part in self._parts for one in _variables_of(part)]
+        return [
+            plain_variable(variable) for part in self._parts for variable in _variables_of(part)
+        ]
 
     def _broadcast(self) -> None:
         if hvd.size() == 1:
             return
-        low = [one for one in self._variables() if one.dtype == tf.bfloat16]
-        others = [one for one in self._variables() if one.dtype != tf.bfloat16]
+        low = [variable for variable in self._variables() if variable.dtype == tf.bfloat16]
+        others = [variable for variable in self._variables() if variable.dtype != tf.bfloat16]
         hvd.broadcast_variables(others, root_rank=0)
-        for one in low:  # Horovod does not know bfloat16
-            one.assign(tf.cast(hvd.broadcast(tf.cast(one, tf.float32), 0), tf.bfloat16))
+        for variable in low:  # Horovod does not know bfloat16
+            variable.assign(tf.cast(hvd.broadcast(tf.cast(variable, tf.float32), 0), tf.bfloat16))
 
     def _save_model(self) -> None:
-        self._saved_variables = [tf.identity(one) for one in self._variables()]
-        self._saved_compressions = [one.snapshot() for one in self._compressions]
+        self._saved_variables = [tf.identity(variable) for variable in self._variables()]
+        self._saved_compressions = [compression.snapshot() for compression in self._compressions]
 
     def _load_model(self) -> None:
         for variable, saved in zip(self._variables(), self._saved_variables, strict=True):
             variable.assign(saved)
-        for one, snapshot in zip(self._compressions, self._saved_compressions, strict=True):
-            one.roll_back(snapshot)
+        for compression, snapshot in zip(self._compressions, self._saved_compressions, strict=True):
+            compression.roll_back(snapshot)
 
 
-def _check_built(name: str, one: Any) -> None:
-    """Refuse a model or an optimizer whose variables are still to come, perhaps not on all ranks."""
-    if not getattr(one, "built", True):
+def _check_built(name: str, value: Any) -> None:
+    """Refuse a model or an optimizer without variables: other ranks may have them already."""
+    if not getattr(value, "built", True):
         raise ConfigError(
-            f"'{name}', a {type(one).__name__}, has no variables yet: build it before ElasticState, with "
+            f"'{name}', a {type(value).__name__}, has no variables yet: build it before ElasticState, with "
             "model.build(input_shape) or optimizer.build(model.trainable_variables)"
         )
 
 
-def _is_variable(one: Any) -> bool:
-    return isinstance(one, tf.Variable | keras.Variable)
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, tf.Variable | keras.Variable)
 
 
-def _is_kept(one: Any) -> bool:
+def _is_kept(value: Any) -> bool:
     """Whether an object is not sent as a whole, but has variables, or is a compression."""
-    if isinstance(one, list | tuple):
-        return bool(one) and all(map(_is_variable, one))
-    return isinstance(one, Compression) or _is_variable(one) or hasattr(one, "variables")
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_variable, value))
+    return isinstance(value, Compression) or _is_variable(value) or hasattr(value, "variables")
 
 
 def _variables_of(part: Any) -> list[Any]:

@@ -75,7 +75,7 @@ class HorovodEngine:
 
     def _run(self, queue: Sequence[_Pending]) -> None:
         for group, process_set in self._process_sets.items():
-            _run([one for one in queue if one.request.group == group], process_set)
+            _run([pending for pending in queue if pending.request.group == group], process_set)
 
 
 def _run(queue: Sequence[_Pending], process_set: Any) -> None:
@@ -83,30 +83,32 @@ def _run(queue: Sequence[_Pending], process_set: Any) -> None:
     gathers = _of(queue, AllGather, Broadcast)
     if gathers:
         # Horovod's own broadcast needs the size on every rank.
-        frames = [_tensor(_bytes_of(one.request)) for one in gathers]
+        frames = [_tensor(_bytes_of(pending.request)) for pending in gathers]
         replies = hvd.grouped_allgather(frames, process_set=process_set)
-        for one, reply in zip(gathers, replies, strict=True):
-            one.reply = _array(reply)
-            if isinstance(one.request, AllGather):
-                one.reply = split_frames(one.reply, process_set.size(), one.request.count)
+        for pending, reply in zip(gathers, replies, strict=True):
+            pending.reply = _array(reply)
+            if isinstance(pending.request, AllGather):
+                pending.reply = split_frames(
+                    pending.reply, process_set.size(), pending.request.count
+                )
     sums: dict[Any, list[_Pending]] = {}
-    for one in _of(queue, AllReduce):
-        sums.setdefault(one.request.array.dtype, []).append(one)
+    for pending in _of(queue, AllReduce):
+        sums.setdefault(pending.request.array.dtype, []).append(pending)
     for of_dtype in sums.values():
-        arrays = [_tensor(one.request.array) for one in of_dtype]
+        arrays = [_tensor(pending.request.array) for pending in of_dtype]
         averages = hvd.grouped_allreduce(arrays, op=hvd.Average, process_set=process_set)
-        for one, average in zip(of_dtype, averages, strict=True):
-            one.reply = _array(average)
-    for one in _of(queue, AllToAll):
-        splits = tf.constant(one.request.splits, tf.int32)
+        for pending, average in zip(of_dtype, averages, strict=True):
+            pending.reply = _array(average)
+    for pending in _of(queue, AllToAll):
+        splits = tf.constant(pending.request.splits, tf.int32)
         received, sizes = hvd.alltoall(
-            _tensor(one.request.data), splits=splits, process_set=process_set
+            _tensor(pending.request.data), splits=splits, process_set=process_set
         )
-        one.reply = np.split(_array(received), np.cumsum(sizes.numpy())[:-1])
+        pending.reply = np.split(_array(received), np.cumsum(sizes.numpy())[:-1])
 
 
 def _of(queue: Sequence[_Pending], *kinds: type) -> list[_Pending]:
-    return [one for one in queue if isinstance(one.request, kinds)]
+    return [pending for pending in queue if isinstance(pending.request, kinds)]
 
 
 def _bytes_of(request: AllGather | Broadcast) -> Any:
@@ -115,8 +117,8 @@ def _bytes_of(request: AllGather | Broadcast) -> Any:
 
 def gather_bytes(data: Any, process_set: Any) -> bytes:
     """The bytes of all ranks, one after the other in rank order."""
-    own = _tensor(np.frombuffer(data, np.uint8))
-    return bytes(_array(_thread.submit(hvd.allgather, own, process_set=process_set).result()))
+    tensor = _tensor(np.frombuffer(data, np.uint8))
+    return bytes(_array(_thread.submit(hvd.allgather, tensor, process_set=process_set).result()))
 
 
 def _tensor(array: Any) -> Any:

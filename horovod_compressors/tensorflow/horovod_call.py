@@ -104,7 +104,7 @@ def loss_scaled_by_caller(optimizer: Any) -> bool:
     """Whether a LossScaleOptimizer of Keras 3 around this optimizer is calling it."""
     scaling = sys.modules["keras"].optimizers.LossScaleOptimizer
     callers = (frame.f_locals.get("self") for _, frame in _frames())
-    return any(isinstance(one, scaling) and one is not optimizer for one in callers)
+    return any(isinstance(caller, scaling) and caller is not optimizer for caller in callers)
 
 
 def is_keras_2_loss_scale(optimizer: Any) -> bool:
@@ -180,11 +180,11 @@ class VariableNames:
         return self._add(variable)
 
     def _add(self, variable: Any) -> str:
-        own = _own_name(variable)
-        name, count = own, 1
+        base_name = _own_name(variable)
+        name, count = base_name, 1
         while name in self._variables:
             count += 1
-            name = f"{own}_{count}"
+            name = f"{base_name}_{count}"
         self._names[plain_variable(variable).ref()] = name
         self._variables[name] = plain_variable(variable)
         return name

@@ -162,7 +162,7 @@ def _is_keras_3(optimizer: Any) -> bool:
 
 
 def _check_momentum(optimizer: Any, compression: Compression) -> None:
-    """Refuse an optimizer whose momentum the compression applies already, or not at all."""
+    """Refuse an optimizer if the compression applies its momentum, too, or neither of them applies it."""
     stage = compression.config.own_momentum
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     config = optimizer.get_config()

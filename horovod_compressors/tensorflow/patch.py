@@ -51,7 +51,7 @@ def _compression_of(process_set: Any, run: Unedited) -> Compression:
 
 
 def _holding(run: Unedited) -> type[ElasticState]:
-    """A state in place of Horovod's for Keras, which holds the compression, too."""
+    """A state that replaces Horovod's for Keras, and holds the compression, too."""
 
     class KerasState(ElasticState):
         def __init__(self, model: Any, optimizer: Any = None, **others: Any) -> None:

@@ -71,7 +71,7 @@ def in_branch(operation: Callable[[], Any], otherwise: Callable[[], Any]) -> Any
 def telling_lost_ranks() -> Iterator[None]:
     """Raise errors of an operation in a graph such that ``hvd.elastic.run`` does the right thing.
 
-    It resets the job after an ``UnknownError`` whose text names one of three operations. After any other
+    It resets the job after an ``UnknownError`` if its text names one of three operations. After any other
     ``UnknownError`` it returns as if training had ended. So a lost rank must have such a name in its
     text, and other errors must not be an ``UnknownError``: TensorFlow makes an
     ``InvalidArgumentError`` of a ``ValueError``.
@@ -79,7 +79,7 @@ def telling_lost_ranks() -> Iterator[None]:
     try:
         yield
     except tf.errors.UnknownError as error:  # of Horovod's collectives
-        # Without its cause, whose many lines TensorFlow would read and format before the reset begins.
+        # Without its cause: TensorFlow would read and format its many lines before the reset begins.
         raise RuntimeError(f"HorovodAllgather has failed: {error.message}") from None
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

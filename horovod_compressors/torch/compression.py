@@ -107,7 +107,7 @@ class Compression(TensorControls, BaseCompression):
 
     Args:
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
-            `gradcomp.Config` with rules of its own. With a spec, tensors with at most one dimension
+            `gradcomp.Config` with its own rules. With a spec, tensors with at most one dimension
             or under 4096 elements travel uncompressed. The same on every rank; a difference is an
             error on all ranks.
         named_parameters: ``model.named_parameters()``. Required if the configuration needs names:
@@ -160,7 +160,7 @@ class Compression(TensorControls, BaseCompression):
         self._attendance = Attendance(self.process_set) if self._uneven else None
 
     def join(self, optimizer: Any) -> int:
-        """Take part in the steps of ranks that still have data, until all ranks are here.
+        """Take part in the steps of ranks that still have data, until no rank has any.
 
         A rank without data contributes gradients of zeros, and the rest of its residual. It makes
         every step of the optimizer with the learning rates of the others, so the ranks' parameters
@@ -353,7 +353,7 @@ class Compression(TensorControls, BaseCompression):
                 return known
         raise ProtocolError(
             f"the token of a compressed gradient was reduced to {scale:g}; op=Average gives 1 and "
-            f"op=Sum {size}: other operations do not work with a spec whose payloads cannot be added, "
+            f"op=Sum {size}: other operations do not work with a spec with payloads that cannot be added, "
             "nor do ranks that are in hvd.join(): use Compression(..., uneven=True) and its join()"
         )
 
@@ -383,14 +383,14 @@ class Compression(TensorControls, BaseCompression):
             self._scale = {hvd.Average: 1, hvd.Sum: self.process_set.size()}.get(op)
             wait_first(optimizer, self._check, self._finish)
         shapes = self._names.shapes()
-        self._on_device = any(one.device.type != "cpu" for _, one in self._names.tensors())
+        self._on_device = any(tensor.device.type != "cpu" for _, tensor in self._names.tensors())
         self._collector = self.agree(shapes)
         self._encoder_thread = EncoderThread(self.config, self._on_device, self._collector.settle)
         return self._collector
 
     def _connect_devices(self) -> None:
         """See `BaseCompression`."""
-        places = {one.device for _, one in self._names.tensors()}
+        places = {tensor.device for _, tensor in self._names.tensors()}
         built = "" if hvd.nccl_built() else "its Horovod is built without NCCL"
 
         def gather(text: str) -> list[str]:

@@ -48,8 +48,8 @@ def with_compressions(stock: type[Any]) -> type[Any]:
 
     class TorchState(stock):  # type: ignore[misc]
         def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
-            for number, one in enumerate((optimizer, *others.values())):
-                compression = getattr(one, "_compression", None)
+            for number, value in enumerate((optimizer, *others.values())):
+                compression = getattr(value, "_compression", None)
                 if isinstance(compression, Compression):
                     others[f"gradcomp_compression_{number}"] = compression
             super().__init__(model, optimizer, **others)

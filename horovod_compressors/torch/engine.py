@@ -26,7 +26,7 @@ from horovod_compressors.torch.wait import synchronize, wait
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
 
 SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
-"""Dtypes that Horovod can all-reduce; it knows no bfloat16."""
+"""Dtypes that Horovod can all-reduce; it does not know bfloat16."""
 
 _LARGE_BYTES = 32 << 20
 """The C library gives memory above this size back to the system, which clears it before the next use."""

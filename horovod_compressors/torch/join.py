@@ -67,7 +67,7 @@ class Attendance:
 
 
 def check_takes_part(optimizer: Any) -> None:
-    """Refuse optimizers whose steps a rank without data cannot make.
+    """Refuse optimizers with steps that a rank without data cannot make.
 
     Raises:
         ConfigError: the optimizer averages groups of gradients, or with op=Adasum.

@@ -73,7 +73,7 @@ class ParameterNames:
             None for the names of the calling optimizer.
 
     Raises:
-        ConfigError: ``named_parameters`` are no such pairs, a name is repeated, or a parameter is
+        ConfigError: ``named_parameters`` are not such pairs, a name is repeated, or a parameter is
             sharded.
     """
 

@@ -1,4 +1,4 @@
-"""Local steps in unchanged scripts: an optimizer in place of ``hvd.DistributedOptimizer``."""
+"""Local steps in unchanged scripts: an optimizer instead of ``hvd.DistributedOptimizer``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_local(arguments: Mapping[str, Any]) -> None:
 def with_local_steps(
     optimizer: torch.optim.Optimizer, make: Callable[[], OuterStep]
 ) -> torch.optim.Optimizer:
-    """The optimizer itself, whose ``step()`` now also counts steps and averages the ranks' changes.
+    """The optimizer itself; its ``step()`` now also counts steps and averages the ranks' changes.
 
     It has the methods of ``hvd.DistributedOptimizer``, which have nothing left to do.
 

@@ -63,7 +63,7 @@ def synchronize(handle: int) -> Any:
             raise
         raise ProtocolError(
             "a rank is in hvd.join(), which answers no exchange but sums: use "
-            f"Compression(..., uneven=True) and its join() in place of hvd.join() ({error})"
+            f"Compression(..., uneven=True) and its join() instead of hvd.join() ({error})"
         ) from error
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from byteps_compressors import launch
-from byteps_compressors.hosts import HERE, Host, read_hostfile, spread
+from byteps_compressors.hosts import LOCALHOST, Host, read_hostfile, spread
 from gradcomp.errors import ConfigError
 
 
@@ -73,10 +73,10 @@ def test_processes_are_spread_over_machines() -> None:
 
 
 def test_which_machine_is_this_one() -> None:
-    for name in (HERE, "localhost", socket.gethostname()):
-        assert Host(name, 1).is_here()
+    for name in (LOCALHOST, "localhost", socket.gethostname()):
+        assert Host(name, 1).is_local()
     for name in ("no-such-machine.invalid", "192.0.2.1"):  # the latter is for documentation
-        assert not Host(name, 1).is_here()
+        assert not Host(name, 1).is_local()
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,8 @@ def _differences(phase: _Phase, seed: int) -> Iterator[str]:
     HOST_PRODUCTS.multiply(phase.here)()
     sending = device.begin_products("", phase.products, half=False)
     found = np.split(
-        sending.exchange.own.cpu().numpy(), np.cumsum([one.out.size for one in phase.here])[:-1]
+        sending.exchange.products.cpu().numpy(),
+        np.cumsum([one.out.size for one in phase.here])[:-1],
     )
     products = []
     for work, item, product in zip(phase.here, phase.products, found, strict=True):
@@ -210,7 +211,7 @@ def _differences(phase: _Phase, seed: int) -> Iterator[str]:
     if seed % 6 == 0:
         for own in products[::2]:
             own[-1] = 2.0**60 if seed % 4 else -np.inf
-        sending.exchange.own.copy_(torch.from_numpy(np.concatenate(products)))
+        sending.exchange.products.copy_(torch.from_numpy(np.concatenate(products)))
     sending.data.copy_(torch.from_numpy(np.concatenate(phase.means)))
     applied, of_average = [], seed % 2 == 1
     for work, item, settle, own, mean, result in zip(

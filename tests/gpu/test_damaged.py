@@ -17,7 +17,7 @@ def test_damaged_messages_are_noticed() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("ok = ok & here", "ok = ok"),
+        ("ok = ok & inside", "ok = ok"),
         ("wrong = ok & ((index <= before)", "wrong = ok & ((index < before)"),
         ("self._raise_found(unused)", "pass"),
         ("if number != said:", "if number < 0:"),

@@ -20,7 +20,11 @@ def test_copies_are_started_late_and_waited_for() -> None:
         ("self._staged.wait()", "self.arrays", "on the host"),
         ("self._done.record(stream)", "self._done.record(torch.Stream(device))", "on the host"),
         ("tensor.record_stream(self._stream)", "tensor.size()", "memory may be given away"),
-        ("here.copy_(there, non_blocking=True)", "here.copy_(there)", "the host waits for"),
+        (
+            "on_host.copy_(on_device, non_blocking=True)",
+            "on_host.copy_(on_device)",
+            "the host waits for",
+        ),
         ("self._stream.wait_event(event)", "event", "read before it was computed"),
         ("floats.copy_(host)", "floats.zero_()", "on the host"),
         ("and _is_next(first, numel, tensors[place])", "and False", "neighbours of one buffer"),

@@ -23,9 +23,9 @@ def test_factors_from_device_to_device() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
-        ("self.sent.copy_(self.own)", "pass", "Not equal to tolerance"),
+        ("self.sent.copy_(self.products)", "pass", "Not equal to tolerance"),
         ("self._widened.copy_(average)", "pass", "Not equal to tolerance"),
-        ("self.own.copy_(self.sent)", "pass", "what was not sent is lost"),
+        ("self.products.copy_(self.sent)", "pass", "what was not sent is lost"),
         ("if work.beta != 1", "if work.beta < 0", "Not equal to tolerance"),
     ],
 )

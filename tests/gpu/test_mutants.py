@@ -220,13 +220,13 @@ MUTANTS = {
     "levels off by one": ("added:uniform(bits=4)", "2 * symbol - TOP", "2 * symbol + 1 - TOP"),
     "a rest's own elements alone": (
         "added:rotate|uniform(bits=4)",
-        "beside = here & (i >= tl.where(covered < n, begin, n))",
-        "beside = here & (i < 0)",
+        "tail = inside & (i >= tl.where(covered < n, begin, n))",
+        "tail = inside & (i < 0)",
     ),
     "a rest's shared elements are added": (
         "added:rotate|uniform(bits=4)",
-        "here = here & (i >= covered)",
-        "here = here",
+        "inside = inside & (i >= covered)",
+        "inside = inside",
     ),
     "a NaN scale stays in its block, added": (
         "added:rotate|uniform(bits=4)",
@@ -247,7 +247,7 @@ MUTANTS = {
     ),
     "NaN in a basis": ("bases", "zero_nonfinite(x).to(tl.float64)", "x.to(tl.float64)"),
     "NaN is kept": ("matrices", "zero_nonfinite(mean)", "mean"),
-    "2^60 is safe": ("matrices", "tl.abs(own) < SAFE", "tl.abs(own) <= SAFE"),
+    "2^60 is safe": ("matrices", "tl.abs(sent) < SAFE", "tl.abs(sent) <= SAFE"),
     "M loses the average": ("matrices", "gain if SAME else", "gain if not SAME else"),
     "averages begin anew": ("matrices", "if whole(row, BEGUN) == 0:", "if whole(row, BEGUN) >= 0:"),
     "one vector less": (

@@ -23,7 +23,7 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
-        ("begun=one.begun", "begun=False", "sums differ in step 0"),
+        ("begun=item.begun", "begun=False", "sums differ in step 0"),
         ("torch._foreach_zero_(residuals)", "pass", "residuals differ in step 0"),
     ],
 )

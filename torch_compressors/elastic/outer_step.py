@@ -51,7 +51,7 @@ _TRIES = 10
 
 
 class ElasticOuterStep(TensorOuterSteps):
-    """Local steps whose members may change at each outer step; see `OuterSteps`.
+    """Local steps of members that may change at each outer step; see `OuterSteps`.
 
     Every ``every`` steps the processes that are there exchange their changes, weighted by samples.
     Who is not there within ``grace`` seconds joins at the next exchange, with its change since its
@@ -113,7 +113,9 @@ class ElasticOuterStep(TensorOuterSteps):
         self._version = FRESH
         self._pipeline = Pipeline(self.config)  # until the first exchange
         super().__init__(chosen, values)
-        nothing = {p: np.zeros_like(value) for p, value in self._outer.start.items()}
+        nothing = {
+            parameter: np.zeros_like(value) for parameter, value in self._outer.start.items()
+        }
         for parameter, average in self._average(nothing, 0.0).items():
             self._outer.step(parameter, average)
         for parameter, start in self._outer.start.items():

@@ -88,12 +88,12 @@ class Rendezvous:
         Raises:
             PeerError: no quorum has come in time.
         """
-        arrival = Arrival(self._name, version, text)
+        own_arrival = Arrival(self._name, version, text)
         while True:
             number = int(self._store.get("rendezvous"))
-            arrivals = self._attend(number, arrival)
+            arrivals = self._attend(number, own_arrival)
             self._store.compare_set("rendezvous", str(number), str(number + 1))
-            if arrival in arrivals:
+            if own_arrival in arrivals:
                 members = Members(number, arrivals)
                 self._last = frozenset(arrival.name for arrival in arrivals)
                 if members.rank(self._name) == 0:
@@ -113,16 +113,16 @@ class Rendezvous:
             self._store.set("begun", "")
             self._store.compare_set(key, "", "commit")
         if not self._wait(lambda: self._store.check([key]), self._timeout):
-            self._store.compare_set(key, "", "abort")  # a member has gone after its part
+            self._store.compare_set(key, "", "abort")  # a member has left without a verdict
         verdict: bytes = self._store.get(key)
         return verdict == b"commit"
 
-    def _attend(self, number: int, arrival: Arrival) -> tuple[Arrival, ...]:
+    def _attend(self, number: int, own_arrival: Arrival) -> tuple[Arrival, ...]:
         """Arrive at a rendezvous, and wait until its members are decided."""
         index = self._store.add(f"{number}/arrivals", 1)
-        self._store.set(f"{number}/{index}", json.dumps(asdict(arrival)))
+        self._store.set(f"{number}/{index}", json.dumps(asdict(own_arrival)))
         key = f"{number}/members"
-        complete: list[float] = []  # when the quorum was there
+        complete: list[float] = []  # the times at which the quorum was seen
 
         def decided() -> bool:
             if self._store.check([key]):
@@ -144,10 +144,10 @@ class Rendezvous:
                 "parameters of this job unless the job begins: check the logs of the other processes, give a "
                 "longer join_timeout or a smaller quorum, or begin a new job with another store"
             )
-        return tuple(Arrival(**values) for values in json.loads(self._store.get(key)))
+        return tuple(Arrival(**member) for member in json.loads(self._store.get(key)))
 
     def _goes_on(self, arrivals: Mapping[str, Arrival]) -> bool:
-        """Whether someone has the parameters of the job, or the job begins here."""
+        """Whether someone has the parameters of the job, or the job begins now."""
         if any(arrival.version != FRESH for arrival in arrivals.values()):
             return True
         return not self._store.check(["begun"])

@@ -57,7 +57,7 @@ def fsdp_hook(
 
     An exchange runs while the backward pass goes on to earlier layers; the averages are there when
     ``backward()`` returns. A module's first exchange ends at once, and so do all others where its
-    gradients are no views of the reduce-scatter's output: see `ReduceOutput`. If this changes
+    gradients are not views of the reduce-scatter's output: see `ReduceOutput`. If this changes
     later, ``backward()`` raises ConfigError.
 
     Args:
@@ -107,7 +107,10 @@ class FSDPCompression(ShardedControls):
         elif self.config.check_replicas_every:
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
             problem += "machine, and fsdp_hook does not know when a step begins; remove it"
-        shapes = {uncompiled_name(name): tuple(one.shape) for name, one in model.named_parameters()}
+        shapes = {
+            uncompiled_name(name): tuple(parameter.shape)
+            for name, parameter in model.named_parameters()
+        }
         with naming_the_absent(group, "fsdp_hook"):
             check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         use_own_processors()
@@ -126,12 +129,12 @@ class FSDPCompression(ShardedControls):
             for name in modules
         }
         self._awaits: dict[str, list[DTensor]] = {}
-        """By module, once known: parameters whose gradients may wait for averages, or none."""
+        """By module, once known: parameters with gradients that may wait for averages, or none."""
         self._ended: dict[str, ReduceOutput] = {}
         """Exchanges of this backward pass that ended at once, of modules not yet in `_awaits`."""
         self._running: dict[str, LateAverage] = {}
         self._on_devices: set[str] = set()
-        """Modules whose shard a device has averaged: such exchanges end at once."""
+        """Modules with a shard that a device has averaged: such exchanges end at once."""
         for name, module in sharded.items():
             module.set_all_reduce_hook(partial(self._average, name))
 
@@ -201,18 +204,18 @@ class FSDPCompression(ShardedControls):
             late.arrive(torch.from_numpy(self._driver.finish(name)))
 
     def _agree(self) -> None:
-        """Let the ranks agree on the modules whose exchanges may end later from now on."""
+        """Let the ranks agree on the modules with exchanges that may end later from now on."""
         ended, self._ended = self._ended, {}
         found = {name: managed_parameters(self._together[name]) for name in ended}
         waits = [
             name not in self._on_devices and ended[name].may_wait(found[name]) for name in ended
         ]
-        own = np.array(waits, np.uint8)
-        self._pipeline.stats.count("check", own.nbytes)
-        of_ranks = self._driver.reply(self._driver.post(Broadcast("fsdp_hook.views", own)))
-        everywhere = of_ranks.reshape(-1, own.size).all(axis=0)
-        for (name, parameters), one in zip(found.items(), everywhere, strict=True):
-            self._awaits[name] = parameters if one else []
+        own_waits = np.array(waits, np.uint8)
+        self._pipeline.stats.count("check", own_waits.nbytes)
+        of_ranks = self._driver.reply(self._driver.post(Broadcast("fsdp_hook.views", own_waits)))
+        everywhere = of_ranks.reshape(-1, own_waits.size).all(axis=0)
+        for (name, parameters), may_wait in zip(found.items(), everywhere, strict=True):
+            self._awaits[name] = parameters if may_wait else []
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> bool:

@@ -32,11 +32,11 @@ class ReduceOutput:
             parameters: all of the module; those that a step does not use have no gradient.
         """
         storage = self._output.untyped_storage().data_ptr()
-        grads = [one.grad for one in parameters if one.grad is not None]
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         return (
             bool(grads)
             and self._output._version == self._version
-            and all(_local(one).untyped_storage().data_ptr() == storage for one in grads)
+            and all(_local(grad).untyped_storage().data_ptr() == storage for grad in grads)
         )
 
     def may_wait(self, parameters: Sequence[DTensor]) -> bool:
@@ -49,7 +49,7 @@ class ReduceOutput:
 
 
 class LateAverage:
-    """A module's gradients whose average arrives before the backward pass ends.
+    """A module's gradients; their average arrives before the backward pass ends.
 
     Earlier gradients are set aside until then: ``fully_shard`` would add the output to them at once.
 
@@ -68,9 +68,11 @@ class LateAverage:
         self._output = output
         self._reduced = ReduceOutput(output)
         self._parameters = parameters
-        self._earlier = [(one, one.grad) for one in parameters if one.grad is not None]
-        for one, _ in self._earlier:
-            one.grad = None
+        self._earlier = [
+            (parameter, parameter.grad) for parameter in parameters if parameter.grad is not None
+        ]
+        for parameter, _ in self._earlier:
+            parameter.grad = None
 
     def arrive(self, average: torch.Tensor) -> None:
         """Put the average into the gradients, and add it to the earlier ones.
@@ -86,10 +88,10 @@ class LateAverage:
                 "in a backward pass"
             )
         self._output.copy_(average.view_as(self._output))
-        for one, earlier in self._earlier:
-            if one.grad is not None:
-                _local(earlier).add_(_local(one.grad))
-            one.grad = earlier
+        for parameter, earlier in self._earlier:
+            if parameter.grad is not None:
+                _local(earlier).add_(_local(parameter.grad))
+            parameter.grad = earlier
 
 
 def _local(grad: torch.Tensor) -> torch.Tensor:
@@ -98,4 +100,4 @@ def _local(grad: torch.Tensor) -> torch.Tensor:
 
 def _has_hooks(parameters: Sequence[DTensor]) -> bool:
     # The attribute by which fully_shard itself finds these hooks.
-    return any(one._post_accumulate_grad_hooks for one in parameters)
+    return any(parameter._post_accumulate_grad_hooks for parameter in parameters)

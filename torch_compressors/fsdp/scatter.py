@@ -92,12 +92,14 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         units = units_of(model)
         group = shard_group(units)
-        self._shapes = {one.name: one.shape for unit in units for one in unit.parameters}
+        self._shapes = {
+            sharded.name: sharded.shape for unit in units for sharded in unit.parameters
+        }
         self._rearranged = [
-            one.name
+            sharded.name
             for unit in units
-            for one in unit.parameters
-            if one.shape != tuple(one.parameter.shape)
+            for sharded in unit.parameters
+            if sharded.shape != tuple(sharded.parameter.shape)
         ]
         with naming_the_absent(group, "fsdp_reduce_scatter"):
             check_agreement(gather_texts(agreement_line(self.config, self._shapes, None), group))
@@ -190,12 +192,12 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
                 "set_force_sum_reduction_for_comms(True) on the module"
             )
         ranks, rank = self._pipeline.world_size, self._pipeline.rank
-        parameters = [one for one in unit.parameters if one.parameter.requires_grad]
+        parameters = [sharded for sharded in unit.parameters if sharded.parameter.requires_grad]
         of_ranks = given.detach().view(ranks, -1)
-        if of_ranks.shape[1] != sum(one.chunk for one in parameters):
+        if of_ranks.shape[1] != sum(sharded.chunk for sharded in parameters):
             raise ConfigError(
                 f"the gradients of '{unit.name}' have {given.numel()} elements, and those of its "
-                f"parameters {ranks * sum(one.chunk for one in parameters)}: a parameter has no "
+                f"parameters {ranks * sum(sharded.chunk for sharded in parameters)}: a parameter has no "
                 "gradient in this step: call set_reduce_scatter_unused_params(True) on the model"
             )
         if unit.name in self._reduced or not self._reduced:
@@ -204,12 +206,14 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
             self._collector.begin_step()
         self._reduced.add(unit.name)
         rows, dense_elements, begin = {}, 0, 0
-        for one in parameters:
-            rows[one.name] = of_ranks[:, begin : begin + one.chunk]
-            own = min(max(one.numel - rank * one.chunk, 0), one.chunk)
-            dense_elements += one.numel - own
-            begin += one.chunk
-        resolved = self._pipeline.resolve_all({one.name: one.shape for one in parameters})
+        for sharded in parameters:
+            rows[sharded.name] = of_ranks[:, begin : begin + sharded.chunk]
+            own_elements = min(max(sharded.numel - rank * sharded.chunk, 0), sharded.chunk)
+            dense_elements += sharded.numel - own_elements
+            begin += sharded.chunk
+        resolved = self._pipeline.resolve_all(
+            {sharded.name: sharded.shape for sharded in parameters}
+        )
         sums = self._driver.run(
             self._pipeline.bucket_round(
                 unit.name,
@@ -222,9 +226,9 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         self._collector.check()
         begin = 0
         output.zero_()
-        for one, total in zip(parameters, _tensors(sums, output.device), strict=True):
+        for sharded, total in zip(parameters, _tensors(sums, output.device), strict=True):
             output[begin : begin + total.numel()].copy_(total)
-            begin += one.chunk
+            begin += sharded.chunk
         if op == dist.ReduceOp.AVG:
             output.div_(ranks)
         self._collector.end_step()
@@ -244,16 +248,17 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         device = self._devices.of(place)
         arrays: dict[str, Any] = {}
         others: dict[str, torch.Tensor] = {}
-        for name, own in rows.items():
+        for name, gradient in rows.items():
             shape = resolved[name].key.shape
             if device is not None and self._pipeline.on_device(resolved[name], device):
-                floats = own.to(torch.float32).contiguous()
+                floats = gradient.to(torch.float32).contiguous()
                 arrays[name] = device.array(_without_padding(floats, shape))
             elif place.type == "cpu":
-                floats = torch.from_numpy(room(own.numel())).view(own.shape).copy_(own)
+                memory = torch.from_numpy(room(gradient.numel()))
+                floats = memory.view(gradient.shape).copy_(gradient)
                 arrays[name] = _without_padding(floats, shape).numpy()
             else:
-                others[name] = own.contiguous()
+                others[name] = gradient.contiguous()
         copies = HostCopies(others)
         copies.wait()
         for name in others:
@@ -263,18 +268,18 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
 
 
 def _without_padding(rows: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The gradient whose rows these are."""
+    """The rows of a gradient in its shape, without the padding at the end."""
     return rows.view(-1)[: math.prod(shape)].view(shape)
 
 
 def _tensors(sums: Sequence[Any], place: torch.device) -> list[torch.Tensor]:
     """Sums as flat tensors of a device, to which those on the host come by one copy."""
-    host = [torch.from_numpy(one) for one in sums if not isinstance(one, TensorArray)]
+    host = [torch.from_numpy(total) for total in sums if not isinstance(total, TensorArray)]
     if host and place.type != "cpu":
-        sizes = [one.numel() for one in host]
+        sizes = [total.numel() for total in host]
         host = list(torch.split(to_device(torch.cat(host), place), sizes))
     arrived = iter(host)
-    return [one.tensor if isinstance(one, TensorArray) else next(arrived) for one in sums]
+    return [total.tensor if isinstance(total, TensorArray) else next(arrived) for total in sums]
 
 
 _NAME = fsdp_reduce_scatter.__name__

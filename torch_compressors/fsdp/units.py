@@ -1,4 +1,4 @@
-"""The units of a sharded model: parameters whose gradients ``fully_shard`` reduces together."""
+"""The units of a sharded model: ``fully_shard`` reduces the gradients of a unit together."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
     }
     units = []
     for modules, parameters in zip(together, of_states, strict=True):
-        filled = tuple(_sharded(names[one], one) for one in parameters if one.numel())
+        filled = tuple(_sharded(names[shard], shard) for shard in parameters if shard.numel())
         if filled:
             units.append(Unit(*next(iter(modules.items())), filled))
     return units
@@ -87,8 +87,13 @@ def managed_parameters(together: Collection[FSDPModule]) -> list[DTensor]:
     """This rank's shards of the parameters of modules that were wrapped together."""
     for module in together:
         module.reshard()  # after a forward pass the model itself may still be whole
-    # A parameter that is no DTensor is ignored by fully_shard.
-    managed = (one for module in together for one in _managed(module) if isinstance(one, DTensor))
+    # A parameter that is not a DTensor is ignored by fully_shard.
+    managed = (
+        parameter
+        for module in together
+        for parameter in _managed(module)
+        if isinstance(parameter, DTensor)
+    )
     return list(dict.fromkeys(managed))
 
 
@@ -115,11 +120,11 @@ def _sharded(name: str, parameter: DTensor) -> ShardedParameter:
 
 def _mesh_dimension(name: str, parameter: DTensor) -> int:
     """The dimension of the mesh along which a parameter is sharded."""
-    along = [index for index, one in enumerate(parameter.placements) if one.is_shard()]
+    along = [index for index, placement in enumerate(parameter.placements) if placement.is_shard()]
     if len(along) != 1:
         raise ConfigError(
             f"'{name}' has the placements {parameter.placements} on its mesh; it must be sharded "
-            "along one dimension: fsdp_reduce_scatter supports no tensor parallelism"
+            "along one dimension: fsdp_reduce_scatter does not support tensor parallelism"
         )
     return along[0]
 
@@ -132,11 +137,11 @@ def shard_group(units: list[Unit]) -> dist.ProcessGroup:
     """
     groups: dict[tuple[int, ...], tuple[str, dist.ProcessGroup]] = {}
     for unit in units:
-        for one in unit.parameters:
-            mesh = one.parameter.device_mesh
-            group = mesh.get_group(_mesh_dimension(one.name, one.parameter))
+        for sharded in unit.parameters:
+            mesh = sharded.parameter.device_mesh
+            group = mesh.get_group(_mesh_dimension(sharded.name, sharded.parameter))
             ranks = tuple(dist.get_process_group_ranks(group))
-            groups.setdefault(ranks, (one.name, group))
+            groups.setdefault(ranks, (sharded.name, group))
     if len(groups) != 1:
         found = ", ".join(f"'{name}' over ranks {[*ranks]}" for ranks, (name, _) in groups.items())
         raise ConfigError(

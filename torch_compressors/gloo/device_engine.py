@@ -86,9 +86,9 @@ class _Running:
 
 
 class _DirectEngine:
-    """Exchanges messages of devices over a group of their own engine, and does all else over Gloo.
+    """Exchanges messages of devices over a group on the devices' engine, and does all else over Gloo.
 
-    As with Gloo, all ranks start the same requests in the same order. The host waits for no message: streams
+    As with Gloo, all ranks start the same requests in the same order. The host does not wait for messages: streams
     of the device do.
 
     Args:
@@ -163,5 +163,5 @@ def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str
 
 def _engine(world: dist.ProcessGroup, device: torch.device) -> str:
     """The engine of a process group for memory of a device."""
-    engines = dict(pair.split(":") for pair in dist.get_backend_config(world).split(","))
+    engines = dict(entry.split(":") for entry in dist.get_backend_config(world).split(","))
     return engines.get(device.type, "")

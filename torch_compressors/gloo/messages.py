@@ -44,15 +44,15 @@ class _Message:
 
     Attributes:
         requests: in order, the same on every rank.
-        mine: this rank's part for itself, of each request.
+        own_parts: this rank's part for itself, for each request.
         mark: the end of the message.
-        replies: of each request, once all ranks' messages are here.
+        replies: of each request, once all ranks' messages have arrived.
         buffers, receiving, rests: by the rank at the other end.
         sending: with that rank, and the memory that is being sent.
     """
 
     requests: list[Exchange] = field(default_factory=list)
-    mine: list[ByteArray] = field(default_factory=list)
+    own_parts: list[ByteArray] = field(default_factory=list)
     mark: ByteArray = field(default_factory=lambda: np.empty(0, np.uint8))
     replies: list[Any] | None = None
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class GroupMessages:
     def _send(self, message: _Message) -> None:
         size, rank = self._group.size(), self._group.rank()
         of_ranks = [_parts(request, size) for request in message.requests]
-        message.mine = [parts[rank] for parts in of_ranks]
+        message.own_parts = [parts[rank] for parts in of_ranks]
         message.mark = self._next_mark(message)
         alike = not any(isinstance(request, AllToAll) for request in message.requests)
         data = None
@@ -176,7 +176,7 @@ class GroupMessages:
 
     def _received(self, message: _Message) -> list[Any]:
         group = self._group
-        replies = [[part] * group.size() for part in message.mine]
+        replies = [[part] * group.size() for part in message.own_parts]
         for peer, rest in message.rests.items():
             if rest.numel():
                 with self._answered(message, peer):

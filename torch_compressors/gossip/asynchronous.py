@@ -23,7 +23,7 @@ __all__ = ["AsyncGossipDataParallel"]
 
 
 class AsyncGossipDataParallel(DecentralizedModule):
-    """A module whose parameters are averaged by pairs of ranks while all ranks train.
+    """A module with parameters that pairs of ranks average while all ranks train.
 
     AD-PSGD: Lian, Zhang, Zhang, Liu: "Asynchronous Decentralized Parallel Stochastic Gradient
     Descent" (ICML 2018), algorithm 1. Ranks are active or passive (`gradcomp.gossip.Sides`). After
@@ -37,7 +37,7 @@ class AsyncGossipDataParallel(DecentralizedModule):
     to the averaged parameters, although its gradient belongs to the parameters before averaging.
 
     Deviations: active ranks exchange once after each step, passive ranks when asked. In the paper
-    passive ranks compute gradients on a thread of their own; here that is the training loop.
+    passive ranks compute gradients on another thread; in this class that is the training loop.
 
     Args:
         module: parameters that require gradients must be floating; they are averaged in float32.
@@ -192,7 +192,7 @@ class AsyncGossipDataParallel(DecentralizedModule):
         """Restore a result of `gossip_state_dict`, after `load_state_dict`.
 
         Raises:
-            StateError: ``state`` is no such result.
+            StateError: ``state`` is not such a result.
         """
         if not isinstance(state, Mapping) or set(state) != {"exchanges"}:
             raise StateError(
@@ -214,6 +214,6 @@ class AsyncGossipDataParallel(DecentralizedModule):
         self.load_gossip_state_dict(gossip)
         self.load_state_dict(model)
 
-    def _begin_anew(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
+    def _begin_with(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
         self._exchanges = 0
         self.load_state_dict(model)

@@ -1,4 +1,4 @@
-"""Work beside training: one piece at a time, on a thread."""
+"""Work during training: one piece at a time, on a thread."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ def module_state(module: nn.Module) -> dict[str, Any]:
     """The state of a module: arrays, and PyTorch's dtypes, by the names without ``torch.compile``.
 
     Raises:
-        StateError: an entry of its ``state_dict`` is no dense tensor.
+        StateError: an entry of its ``state_dict`` is not a dense tensor.
     """
-    tensors = {uncompiled_name(name): one for name, one in _tensors_of(module).items()}
+    tensors = {uncompiled_name(name): tensor for name, tensor in _tensors_of(module).items()}
     return {
-        "tensors": {name: _array(one) for name, one in tensors.items()},
-        "dtypes": {name: str(one.dtype) for name, one in tensors.items()},
+        "tensors": {name: _array(tensor) for name, tensor in tensors.items()},
+        "dtypes": {name: str(tensor.dtype) for name, tensor in tensors.items()},
     }
 
 
@@ -42,25 +42,25 @@ def module_tensors(module: nn.Module, state: Any) -> dict[str, torch.Tensor]:
     dtypes = state.get("dtypes") if isinstance(state, Mapping) else None
     if not isinstance(arrays, Mapping) or not isinstance(dtypes, Mapping):
         raise StateError("the checkpoint has no model: load one that save() of gossip has written")
-    own = {key: (uncompiled_name(key), one) for key, one in _tensors_of(module).items()}
-    odd = set(arrays) ^ {name for name, _ in own.values()}
+    current = {key: (uncompiled_name(key), tensor) for key, tensor in _tensors_of(module).items()}
+    odd = set(arrays) ^ {name for name, _ in current.values()}
     if odd:
         listed = ", ".join(sorted(odd))
         raise StateError(f"the checkpoint is of another model: {listed} are in one of both alone")
     tensors = {}
-    for key, (name, one) in own.items():
+    for key, (name, tensor) in current.items():
         array, dtype = arrays[name], dtypes.get(name)
         shape = tuple(getattr(array, "shape", ()))
-        if shape != tuple(one.shape) or dtype != str(one.dtype):
+        if shape != tuple(tensor.shape) or dtype != str(tensor.dtype):
             raise StateError(
                 f"the checkpoint's '{name}' is of {dtype} and shape {shape}, and the model's of "
-                f"{one.dtype} and {tuple(one.shape)}: build the model of the job that has saved"
+                f"{tensor.dtype} and {tuple(tensor.shape)}: build the model of the job that has saved"
             )
         try:
-            tensors[key] = torch.from_numpy(array).view(one.dtype)
+            tensors[key] = torch.from_numpy(array).view(tensor.dtype)
         except (RuntimeError, TypeError) as error:
             raise StateError(
-                f"the checkpoint's '{name}' is no array of {dtype} ({error}): load an earlier "
+                f"the checkpoint's '{name}' is not an array of {dtype} ({error}): load an earlier "
                 "checkpoint"
             ) from error
     return tensors
@@ -69,7 +69,7 @@ def module_tensors(module: nn.Module, state: Any) -> dict[str, torch.Tensor]:
 def average_of(models: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The mean of floating tensors, formed in float64; other tensors are those of the first model."""
     return {
-        name: sum((one[name].double() for one in models), torch.zeros(()))
+        name: sum((model[name].double() for model in models), torch.zeros(()))
         .div(len(models))
         .to(first.dtype)
         if first.is_floating_point()
@@ -98,18 +98,18 @@ def with_arrays(state: Any) -> Any:
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     tensors = module.state_dict()
-    for name, one in tensors.items():
-        if not isinstance(one, torch.Tensor) or one.layout != torch.strided:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise StateError(
-                f"the module's state has '{name}', which is no dense tensor: save state_dict() and "
+                f"the module's state has '{name}', which is not a dense tensor: save state_dict() and "
                 "gossip_state_dict() of each rank by torch.save"
             )
     return tensors
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    own = tensor.detach().cpu().contiguous()
+    on_host = tensor.detach().cpu().contiguous()
     try:
-        return own.numpy()
+        return on_host.numpy()
     except TypeError:
-        return own.view(_INTEGERS[own.element_size()]).numpy()
+        return on_host.view(_INTEGERS[on_host.element_size()]).numpy()

@@ -26,7 +26,7 @@ __all__ = ["GossipDataParallel"]
 
 
 class GossipDataParallel(DecentralizedModule):
-    """A module whose parameters are mixed with those of a few peers after each optimizer step.
+    """A module that mixes its parameters with those of a few peers after each optimizer step.
 
     `attach` sets the optimizer. Between steps the module has the parameters for gradients,
     evaluation and saving; with push-sum they are de-biased. At the beginning all ranks take the
@@ -88,7 +88,9 @@ class GossipDataParallel(DecentralizedModule):
         self._take_over_rank_0()
 
     def _make_gossip(self, topology: Topology) -> Gossip:
-        shapes = {name: tuple(one.shape) for name, one in self._parameters_by_name.items()}
+        shapes = {
+            name: tuple(parameter.shape) for name, parameter in self._parameters_by_name.items()
+        }
         return self._options.gossip(topology, self._node.index, shapes)
 
     def _compare(self, where: str) -> None:
@@ -247,7 +249,7 @@ class GossipDataParallel(DecentralizedModule):
         self._barrier()
 
     def _serve(self, x: FloatArray) -> FloatArray:
-        """Gossip until all ranks are here, because some may still wait for this rank's rounds."""
+        """Gossip until all ranks have arrived, because some may still wait for this rank's rounds."""
         arrival = Background()
         arrival.begin(self._barrier)
         while self._node.leads and not arrival.done:
@@ -304,7 +306,7 @@ class GossipDataParallel(DecentralizedModule):
         self._is_compared = False
 
     def _checked_numerator(self, value: Any) -> FloatArray:
-        size = sum(one.numel() for one in self._parameters_by_name.values())
+        size = sum(parameter.numel() for parameter in self._parameters_by_name.values())
         is_float = isinstance(value, np.ndarray) and value.dtype == np.float32
         if not is_float or value.shape != (size,) or not np.isfinite(value).all():
             raise StateError(
@@ -324,9 +326,9 @@ class GossipDataParallel(DecentralizedModule):
         self.load_gossip_state_dict(gossip)
         self.module.load_state_dict(model)
 
-    def _begin_anew(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
-        found = [one.get("step") if isinstance(one, Mapping) else None for one in of_ranks]
-        steps = [one for one in found if isinstance(one, int) and one >= 0]
+    def _begin_with(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
+        found = [state.get("step") if isinstance(state, Mapping) else None for state in of_ranks]
+        steps = [number for number in found if isinstance(number, int) and number >= 0]
         if len(steps) < len(of_ranks):
             raise StateError(
                 f"the checkpoint's numbers of rounds are {found!r:.80}; they must be whole numbers, "

@@ -54,9 +54,9 @@ class DecentralizedModule(nn.Module, ABC):
             )
         self.module = module
         self._parameters_by_name = {
-            uncompiled_name(name): one
-            for name, one in module.named_parameters()
-            if one.requires_grad
+            uncompiled_name(name): parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
         }
         self._limit = check_times(timeout, retries)
         self._control = dist.new_group(backend="gloo", timeout=self._limit)
@@ -76,17 +76,19 @@ class DecentralizedModule(nn.Module, ABC):
             GradcompError: a parameter is not floating, or sharded.
         """
         check_unsharded(self._parameters_by_name.items())
-        for name, one in self._parameters_by_name.items():
-            if not one.is_floating_point():
-                raise GradcompError(f"parameter '{name}' is of {one.dtype}; it must be floating")
-        own = self.module
+        for name, parameter in self._parameters_by_name.items():
+            if not parameter.is_floating_point():
+                raise GradcompError(
+                    f"parameter '{name}' is of {parameter.dtype}; it must be floating"
+                )
+        module = self.module
         trained = self._parameters_by_name.items()
         return {
             "version": build_text(),
             "wrapper": self._where,
             "trained parameters": model_digest(_shapes(trained)),
-            "all parameters": model_digest(_shapes(own.named_parameters())),
-            "buffers": model_digest(_shapes(own.named_buffers())),
+            "all parameters": model_digest(_shapes(module.named_parameters())),
+            "buffers": model_digest(_shapes(module.named_buffers())),
             **self._texts,
         }
 
@@ -167,14 +169,14 @@ class DecentralizedModule(nn.Module, ABC):
         """
         self.synchronize()
         tensors: list[torch.Tensor] = [*self._parameters_by_name.values()]
-        tensors += [one for one in self.module.buffers() if one.is_floating_point()]
-        own = [one.detach().clone() for one in tensors]
+        tensors += [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
+        own_values = [tensor.detach().clone() for tensor in tensors]
         with torch.no_grad():
-            for one in tensors:
-                mean = one.detach().float().cpu()
+            for tensor in tensors:
+                mean = tensor.detach().float().cpu()
                 with naming_the_lost("averaged()"):
                     dist.all_reduce(mean, group=self._control)
-                one.copy_(mean / dist.get_world_size())
+                tensor.copy_(mean / dist.get_world_size())
         try:
             if self._check_replicas_every:
                 with naming_the_lost("averaged()"):
@@ -182,15 +184,15 @@ class DecentralizedModule(nn.Module, ABC):
             yield self.module
         finally:
             with torch.no_grad():
-                for one, value in zip(tensors, own, strict=True):
-                    one.copy_(value)
+                for tensor, value in zip(tensors, own_values, strict=True):
+                    tensor.copy_(value)
 
     def _averaged(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that are equal on all ranks inside `averaged`."""
         yield from self.module.named_parameters()
-        for name, one in self.module.named_buffers():
-            if one.is_floating_point():
-                yield name, one
+        for name, buffer in self.module.named_buffers():
+            if buffer.is_floating_point():
+                yield name, buffer
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class DecentralizedModule(nn.Module, ABC):
         `gradcomp.runtime.state.checkpointed.Checkpointed.save`. Optimizers are not included.
 
         Raises:
-            StateError: also if the module's ``state_dict`` has entries that are no dense tensors.
+            StateError: also if the module's ``state_dict`` has entries that are not dense tensors.
         """
         self.synchronize()
         state: dict[str, Any] = {}
@@ -236,15 +238,15 @@ class DecentralizedModule(nn.Module, ABC):
 
     def _take(self, states: dict[str, Any] | list[dict[str, Any]]) -> None:
         if isinstance(states, list):
-            models = [module_tensors(self.module, one.get("module")) for one in states]
-            self._begin_anew(average_of(models), [one.get("gossip") for one in states])
+            models = [module_tensors(self.module, state.get("module")) for state in states]
+            self._begin_with(average_of(models), [state.get("gossip") for state in states])
         else:
             model = module_tensors(self.module, states.get("module"))
             self._continue_with(model, states.get("gossip"))
 
     @abstractmethod
     def _gossip_arrays(self) -> dict[str, Any]:
-        """`gossip_state_dict` with arrays in place of tensors."""
+        """`gossip_state_dict` with arrays instead of tensors."""
 
     @abstractmethod
     def _continue_with(self, model: Mapping[str, torch.Tensor], gossip: Any) -> None:
@@ -255,7 +257,7 @@ class DecentralizedModule(nn.Module, ABC):
         """
 
     @abstractmethod
-    def _begin_anew(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
+    def _begin_with(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
         """Load the model, and forget all memories.
 
         Args:
@@ -288,11 +290,11 @@ class DecentralizedModule(nn.Module, ABC):
         Raises:
             PeerError: a rank has died, or does not call this in time.
         """
-        own = torch.from_numpy(self._read()).double()
-        mean = own.clone()
+        own_values = torch.from_numpy(self._read()).double()
+        mean = own_values.clone()
         with naming_the_lost("consensus_distance()"):
             dist.all_reduce(mean, group=self._control)
-            squares = (own - mean / dist.get_world_size()).square().sum().reshape(1)
+            squares = (own_values - mean / dist.get_world_size()).square().sum().reshape(1)
             dist.all_reduce(squares, group=self._control)
         return float((squares / dist.get_world_size()).sqrt())
 
@@ -302,14 +304,17 @@ class DecentralizedModule(nn.Module, ABC):
 
     def _take_over_rank_0(self) -> None:
         with torch.no_grad():
-            for one in [*self.module.parameters(), *self.module.buffers()]:
-                value = one.detach().cpu()
+            for tensor in [*self.module.parameters(), *self.module.buffers()]:
+                value = tensor.detach().cpu()
                 dist.broadcast(value, 0, group=self._control)
-                one.copy_(value)
+                tensor.copy_(value)
 
     def _read(self) -> FloatArray:
         """A copy of the module's parameters, flat float32."""
-        parts = [one.detach().reshape(-1).float() for one in self._parameters_by_name.values()]
+        parts = [
+            parameter.detach().reshape(-1).float()
+            for parameter in self._parameters_by_name.values()
+        ]
         if not parts:
             return np.empty(0, np.float32)
         flat: FloatArray = torch.cat(parts).cpu().numpy()
@@ -319,10 +324,10 @@ class DecentralizedModule(nn.Module, ABC):
     def _write(self, flat: FloatArray) -> None:
         values = torch.from_numpy(flat)
         begin = 0
-        for one in self._parameters_by_name.values():
-            one.copy_(values[begin : begin + one.numel()].view_as(one))
-            begin += one.numel()
+        for parameter in self._parameters_by_name.values():
+            parameter.copy_(values[begin : begin + parameter.numel()].view_as(parameter))
+            begin += parameter.numel()
 
 
 def _shapes(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[int, ...]]:
-    return {uncompiled_name(name): tuple(one.shape) for name, one in named}
+    return {uncompiled_name(name): tuple(tensor.shape) for name, tensor in named}

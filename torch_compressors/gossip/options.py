@@ -62,16 +62,16 @@ class GossipOptions:
     @classmethod
     def of(cls, **settings: Any) -> GossipOptions:
         """Settings by name; names that are none of the above go to the algorithm."""
-        own = {one.name for one in fields(cls)} - {"of_algorithm"}
+        known = {setting.name for setting in fields(cls)} - {"of_algorithm"}
         return cls(
-            **{name: value for name, value in settings.items() if name in own},
-            of_algorithm={name: value for name, value in settings.items() if name not in own},
+            **{name: value for name, value in settings.items() if name in known},
+            of_algorithm={name: value for name, value in settings.items() if name not in known},
         )
 
     def compared(self) -> dict[str, Any]:
         """The settings by name that must be equal on all ranks."""
         alone = ("timeout", "retries", "of_algorithm")
-        names = [one.name for one in fields(self) if one.name not in alone]
+        names = [setting.name for setting in fields(self) if setting.name not in alone]
         return {name: getattr(self, name) for name in names} | {
             f"option {name}": value for name, value in self.of_algorithm.items()
         }

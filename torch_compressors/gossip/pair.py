@@ -24,7 +24,7 @@ _FOR_EVER = timedelta(days=365)
 
 
 class Pair:
-    """This rank and a peer, over a process group of their own: no other rank waits with them.
+    """This rank and a peer, over a process group for the two alone: no other rank waits with them.
 
     Args:
         peer: the other rank.

@@ -20,7 +20,7 @@ _MARK_BYTES = 8
 
 
 def tagged(data: ByteArray, exchange: str) -> torch.Tensor:
-    """The message of ``data`` in an exchange, whose name both ends know."""
+    """The message of ``data`` in an exchange; both ends know its name."""
     return torch.from_numpy(np.concatenate([data, _mark(exchange)]))
 
 
@@ -34,7 +34,7 @@ def opened(message: torch.Tensor, exchange: str, sender: int) -> ByteArray:
 
     Args:
         message: the whole of `buffer_for`.
-        exchange: as of `tagged`.
+        exchange: as in `tagged`.
         sender: its rank in the job, for the error.
 
     Raises:

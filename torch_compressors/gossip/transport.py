@@ -115,7 +115,7 @@ class Transport:
 def wait_for(where: str, pending: Sequence[tuple[int, Any]], timeout: float, retries: int) -> None:
     """Wait for all ``pending`` (rank, work), with a warning after each ``timeout`` seconds.
 
-    Gloo closes all connections when one of its own waits times out. So Gloo waits for the whole
+    Gloo closes all connections when one of its waits times out. So Gloo waits for the whole
     limit on another thread, while this one watches the time.
 
     Raises:
@@ -190,7 +190,7 @@ def lost(where: str, whom: str, error: Exception) -> PeerError:
 
 @contextmanager
 def naming_the_lost(where: str, whom: str = "another rank") -> Iterator[None]:
-    """A context that turns RuntimeError, as of a lost connection, into PeerError.
+    """A context that turns RuntimeError, such as that of a lost connection, into PeerError.
 
     Errors of gradcomp name their cause already.
     """

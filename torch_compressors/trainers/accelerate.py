@@ -56,7 +56,7 @@ def compress_model(
         The state, see `torch_compressors.ddp_hook`. For schedules by epochs, call its `set_epoch`.
 
     Raises:
-        ConfigError: the model is no DistributedDataParallel; for others see
+        ConfigError: the model is not a DistributedDataParallel; for others see
             `torch_compressors.ddp_hook`.
     """
     ddp = unwrapped(

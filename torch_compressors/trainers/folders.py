@@ -42,6 +42,6 @@ def load_from(state: DDPCompression, folder: Path, group: dist.ProcessGroup) -> 
     elif group.rank() == 0:
         _log.warning(
             "gradcomp: the checkpoint has no state of compression, as there is no %s: compression "
-            "starts anew, with residuals of zero",
+            "starts again, with residuals of zero",
             folder,
         )

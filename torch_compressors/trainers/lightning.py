@@ -47,7 +47,7 @@ class CompressionCallback(Callback):  # type: ignore[misc]
         config, timeout: as for `torch_compressors.ddp_hook`.
 
     Raises:
-        ConfigError: from ``fit``, if the model is no DistributedDataParallel; for others see
+        ConfigError: from ``fit``, if the model is not a DistributedDataParallel; for others see
             `torch_compressors.ddp_hook`.
     """
 
@@ -100,10 +100,10 @@ class CompressionCallback(Callback):  # type: ignore[misc]
         """Keep the states until there is a wrapped model; Lightning calls it with its checkpoint.
 
         Raises:
-            StateError: they are no result of `state_dict`.
+            StateError: they are not a result of `state_dict`.
         """
         states = state_dict.get(_STATES)
-        if not isinstance(states, list) or not all(_is_bytes(one) for one in states):
+        if not isinstance(states, list) or not all(_is_bytes(tensor) for tensor in states):
             raise StateError(
                 f"the callback's part of the checkpoint must be {{'{_STATES}': a list of tensors of "
                 "uint8}: give fit() a checkpoint that Lightning has saved with CompressionCallback"
@@ -111,14 +111,14 @@ class CompressionCallback(Callback):  # type: ignore[misc]
         self._loaded = states
 
     def _take(self) -> None:
-        packed, self._loaded = [one.numpy().tobytes() for one in self._loaded], []
+        packed, self._loaded = [tensor.numpy().tobytes() for tensor in self._loaded], []
         pipeline = self.state.pipeline
         if len(packed) == pipeline.world_size:
-            own = unpack_state(packed[pipeline.rank])
-            if own.get("ranks_per_node") == pipeline.ranks_per_node:
-                self.state.load_state_dict(own)
+            own_state = unpack_state(packed[pipeline.rank])
+            if own_state.get("ranks_per_node") == pipeline.ranks_per_node:
+                self.state.load_state_dict(own_state)
                 return
-        self.state.load_state_dict([unpack_state(one) for one in packed])
+        self.state.load_state_dict([unpack_state(data) for data in packed])
 
 
 def _is_bytes(value: object) -> bool:

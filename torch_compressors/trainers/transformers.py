@@ -48,10 +48,10 @@ def compress_trainer(
         config, timeout: as for `torch_compressors.ddp_hook`.
 
     Returns:
-        A callback of the trainer, whose ``state`` is that of `torch_compressors.ddp_hook`.
+        A callback of the trainer; its ``state`` is that of `torch_compressors.ddp_hook`.
 
     Raises:
-        ConfigError: from ``train``, if the model is no DistributedDataParallel; for others see
+        ConfigError: from ``train``, if the model is not a DistributedDataParallel; for others see
             `torch_compressors.ddp_hook`.
     """
     callback = TrainerCompression(trainer, config, timeout)

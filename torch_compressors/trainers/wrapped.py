@@ -27,7 +27,7 @@ def unwrapped(model: Any, remedy: str) -> DistributedDataParallel:
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):
         raise ConfigError(
-            f"the trainer's model is a {type(inner).__name__} and no DistributedDataParallel, so there "
+            f"the trainer's model is a {type(inner).__name__} and not a DistributedDataParallel, so there "
             f"is no exchange of gradients to compress: {remedy}"
         )
     return inner
@@ -43,7 +43,7 @@ def compressed(
     """The state of a new hook of ``model``.
 
     Args:
-        optimizer: None, or one of which Accelerate's wrapper may hide the class.
+        optimizer: None, or one that Accelerate may have wrapped.
         scaler: gives the loss scale of mixed precision; None without one.
     """
     state, hook = ddp_hook(config, model, getattr(optimizer, "optimizer", optimizer), timeout)

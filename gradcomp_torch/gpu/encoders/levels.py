@@ -17,7 +17,7 @@ __all__ = ["Int4", "Int8", "Qsgd", "Uniform"]
 
 
 class Bucketed(Dense):
-    """A codec with a scale for each bucket of elements: one kernel, whose programs hold whole buckets."""
+    """A codec with a scale for each bucket of elements, and one kernel: its programs hold whole buckets."""
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         self.params = params

@@ -23,7 +23,7 @@ VALUE_TYPES = {
 FLOAT_TYPES = {"identity": VALUE_TYPES["fp32"]} | {
     name: VALUE_TYPES[name] for name in ("fp16", "bf16")
 }
-"""Value types of codecs whose payload is all elements as floats."""
+"""Value types of codecs that send all elements as floats."""
 
 
 def number(params: Params, name: str) -> float:

@@ -22,7 +22,7 @@ __all__ = ["SampledTopK"]
 class SampledTopK(TopK):
     """`sampled_topk` with ``resample``: kernels/sample.py before the choice.
 
-    The host launches 7 kernels more than for `topk`. Beside its bytes, a sample of 1 % has 0.5 per element. All
+    The host launches 7 kernels more than for `topk`. Besides its bytes, a sample of 1 % has 0.5 per element. All
     elements are read once more where the guess does not tell of a threshold, and 3 times where that is used.
     """
 
@@ -76,8 +76,10 @@ class SampledTopK(TopK):
         """See `Encoder`."""
         numbers = torch.split(self.numbers.view(torch.uint8), 4)
         return [
-            one._replace(present=number)
-            for one, number in zip(super().peer_results(table, packs=packs), numbers, strict=True)
+            result._replace(present=number)
+            for result, number in zip(
+                super().peer_results(table, packs=packs), numbers, strict=True
+            )
         ]
 
     def _numbers(self, memory: Array) -> Array:

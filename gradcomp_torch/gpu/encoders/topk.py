@@ -71,10 +71,10 @@ class TopK(Encoder):
         self.slot_indices = zeros(tiles * self.room)
         self.slot_values = zeros(tiles * self.room, torch.float32)
         self.packed = [packed_size(n, k) for n, k in zip(sizes, self.kept, strict=True)]
-        words = [one.words for one in self.packed]
+        words = [size.words for size in self.packed]
         rows[:, field.PACKED.value] = np.cumsum(words) - words
-        rows[:, field.LOW.value] = [one.low_bits for one in self.packed]
-        rows[:, field.UPPER.value] = [one.upper for one in self.packed]
+        rows[:, field.LOW.value] = [size.low_bits for size in self.packed]
+        rows[:, field.UPPER.value] = [size.upper for size in self.packed]
         self.memory = zeros(8 * total + self.AFTER * len(sizes), torch.uint8)
         self.indices, self.values = self._parts(self.memory)
         self.bins = zeros(total if self.type == VALUE_TYPES["2bit"] else 0, torch.int8)
@@ -109,8 +109,8 @@ class TopK(Encoder):
         of_values = torch.split(values.view(torch.uint8), [size * k for k in self.kept])
         of_indices = self._packed(table) if packs else torch.split(self.indices, self.kept)
         return [
-            PeerResult(own, indices.view(torch.uint8), k)
-            for own, indices, k in zip(of_values, of_indices, self.kept, strict=True)
+            PeerResult(piece, indices.view(torch.uint8), k)
+            for piece, indices, k in zip(of_values, of_indices, self.kept, strict=True)
         ]
 
     @cached_property
@@ -121,7 +121,7 @@ class TopK(Encoder):
     @cached_property
     def _words(self) -> torch.Tensor:
         """Memory for packed indices. Without lower bits kernels still touch the word after a list."""
-        words = sum(one.words for one in self.packed) + 1
+        words = sum(size.words for size in self.packed) + 1
         return torch.zeros(words, dtype=torch.int32, device=self.bucket.device)
 
     def _packed(self, table: Table) -> Sequence[torch.Tensor]:
@@ -132,7 +132,7 @@ class TopK(Encoder):
             B=tiling.BLOCK,
             **EXACT,
         )
-        return torch.split(self._words[:-1], [one.words for one in self.packed])
+        return torch.split(self._words[:-1], [size.words for size in self.packed])
 
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         self._collect(table, mode)

@@ -44,7 +44,7 @@ def _row(table, tensors):
 
 @triton.jit
 def add_kept_kernel(table, tensors, B: tl.constexpr):
-    """Adds kept elements. 16 bytes each, of which 8 at scattered addresses.
+    """Adds kept elements. 16 bytes each, 8 of them at scattered addresses.
 
     Indices of a frame differ, so nothing is added atomically.
     """
@@ -58,9 +58,9 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
 
 @triton.jit
 def compare_headers_kernel(pointers, damaged):
-    """Sets a message's flag: 1 where its header of 16 bytes is another one than it should be, else 0.
+    """Sets a message's flag: 1 where its header of 16 bytes differs from what it should be, else 0.
 
-    ``pointers`` has both headers of each message, ``damaged`` four numbers, of which the first is the flag.
+    ``pointers`` has both headers of each message, ``damaged`` four numbers; the first one is the flag.
     """
     message = tl.program_id(0)
     found = tl.load(pointers + 2 * message).to(tl.pointer_type(tl.int64))
@@ -237,24 +237,24 @@ def add_rotated_kernel(
     row, number = _row(table, tensors)
     payload = tl.load(row + VALUES)
     n, log2 = whole(row, COUNT), whole(row, LOG2)
-    block, i, here, covered = block_or_rest(number, n, log2, REST)
+    block, i, inside, covered = block_or_rest(number, n, log2, REST)
     scales = (n >> log2) + tl.where(covered < n, 1, 0)
     TOP: tl.constexpr = (1 << BITS) - 1
-    symbol = _symbol(payload, i, scales, here, BITS)
+    symbol = _symbol(payload, i, scales, inside, BITS)
     x = (2 * symbol - TOP).to(tl.float32) * _scale(payload, block)
     begin = n - (1 << log2)  # of the elements that a rest shares with the last block
     shared = floats(row, SHARED) + (i - begin)
     if not REST:
-        beside = here & (i >= tl.where(covered < n, begin, n))
-        x = tl.where(beside, tl.load(shared, mask=beside, other=0.0), x)
-    x = hadamard(tl.where(here, x, 0.0), log2)
+        tail = inside & (i >= tl.where(covered < n, begin, n))
+        x = tl.where(tail, tl.load(shared, mask=tail, other=0.0), x)
+    x = hadamard(tl.where(inside, x, 0.0), log2)
     x = flip(tl.load(row + STREAM), real(row, FACTOR), block, x)
     if REST:
-        tl.store(shared, x, mask=here & (i < covered))
+        tl.store(shared, x, mask=inside & (i < covered))
         neighbour = _scale(payload, block - 1)
         x = tl.where(neighbour == neighbour, x, float("nan"))
-        here = here & (i >= covered)
-    _add(row, i, here, x, START)
+        inside = inside & (i >= covered)
+    _add(row, i, inside, x, START)
 
 
 @triton.jit

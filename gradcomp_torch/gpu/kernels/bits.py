@@ -28,7 +28,7 @@ def magnitude(x):
 
 @triton.jit
 def zero_nonfinite(x):
-    """0 in place of NaN and Inf."""
+    """0 instead of NaN and Inf."""
     return tl.where((bits_of(x) & INF) == INF, 0.0, x)
 
 

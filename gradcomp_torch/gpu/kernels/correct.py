@@ -78,7 +78,7 @@ def zero_kernel(
     SPAN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Resets NaN and Inf to 0, in residual and momentum, of tensors whose flag is set.
+    """Resets NaN and Inf to 0, in residual and momentum, of tensors with a set flag.
 
     0 bytes per element where all was finite, else 8 of each array.
     """

@@ -101,11 +101,11 @@ def add_ranks_kernel(
 ):
     """``acc[index] += weight * value``, rank after rank, beginning at 0 unless BEGUN.
 
-    With ASSIGNS ``acc[index] = value``. 4 bytes per element, and for each kept one 16, of which 8 at scattered
+    With ASSIGNS ``acc[index] = value``. 4 bytes per element, and for each kept one 16, 8 of them at scattered
     addresses.
 
     Args:
-        damaged: four numbers of each rank, of which the first becomes 1 where its elements are none of the tensor.
+        damaged: four numbers of each rank; the first becomes 1 if the rank's elements are not of the tensor.
     """
     program = tl.program_id(0)
     tensor = tl.load(tensors + program)
@@ -121,16 +121,16 @@ def add_ranks_kernel(
             tl.store(acc + place, tl.zeros((B,), tl.float32), mask=place < end)
         tl.debug_barrier()  # other threads read the elements; likewise below
     for rank in range(ranks):
-        own = _row(table, tensor, rank, count)
-        number = _number(own, COUNTS)
-        said = _said(own) if COUNTS else number
+        rank_row = _row(table, tensor, rank, count)
+        number = _number(rank_row, COUNTS)
+        said = _said(rank_row) if COUNTS else number
         if number != said:
             tl.store(damaged + 4 * rank, 1)
-        indices = tl.load(own + INDICES).to(tl.pointer_type(tl.int32))
+        indices = tl.load(rank_row + INDICES).to(tl.pointer_type(tl.int32))
         of_rank = bounds + rank * programs + program
         if COUNTS and PACKED:
             # One more index was packed.
-            more = tl.load(indices + number, mask=number < whole(own, COUNT), other=-1)
+            more = tl.load(indices + number, mask=number < whole(rank_row, COUNT), other=-1)
             if more != -1:
                 tl.store(damaged + 4 * rank, 1)
         last = tl.load(of_rank + 1, mask=end < n, other=0)
@@ -140,16 +140,16 @@ def add_ranks_kernel(
             ok = i < last
             index = tl.load(indices + i, mask=ok, other=0)
             before = tl.load(indices + i - 1, mask=ok & (i > 0), other=-1)
-            here = (index >= begin) & (index < end)
+            inside = (index >= begin) & (index < end)
             wrong = ok & ((index <= before) | (index < begin) | (index >= end))
             if tl.max(wrong.to(tl.int32), axis=0) != 0:
                 tl.store(damaged + 4 * rank, 1)
-            ok = ok & here
-            value = values_of(own, i, ok, TYPE)
+            ok = ok & inside
+            value = values_of(rank_row, i, ok, TYPE)
             to = acc + index
             if ASSIGNS:
                 tl.store(to, value, mask=ok)
             else:
-                total = tl.load(to, mask=ok, other=0.0) + real(own, WEIGHT) * value
+                total = tl.load(to, mask=ok, other=0.0) + real(rank_row, WEIGHT) * value
                 tl.store(to, total, mask=ok)
         tl.debug_barrier()

@@ -43,7 +43,7 @@ DEPENDENT = tl.constexpr(1e-7)  # of csrc/linalg/orthonormalize.hpp
 def orthonormalize_kernel(table, B: tl.constexpr):
     """Modified Gram-Schmidt, a program for each factor: the steps of csrc/linalg/orthonormalize.cpp.
 
-    In float64, of which elements are rounded to float32 in the end. A sum has B partial sums, of elements i, i + B,
+    In float64; the elements are rounded to float32 in the end. A sum has B partial sums, of elements i, i + B,
     ..., which are added pairwise: the same bits on every device.
     """
     row = table + tl.program_id(0).to(tl.int64) * FACTOR_FIELDS
@@ -140,8 +140,8 @@ def keep_kernel(table, tensors, first, unsafe, B: tl.constexpr):
     row = table + tensor.to(tl.int64) * FACTOR_FIELDS
     i = (block - tl.load(first + tensor)) * B + tl.arange(0, B)
     ok = i < whole(row, NUMEL)
-    own = tl.load(floats(row, OWN) + i, mask=ok, other=0.0)
-    tl.atomic_or(unsafe + tensor, tl.max(tl.where(tl.abs(own) < SAFE, 0, 1), axis=0))
+    sent = tl.load(floats(row, OWN) + i, mask=ok, other=0.0)
+    tl.atomic_or(unsafe + tensor, tl.max(tl.where(tl.abs(sent) < SAFE, 0, 1), axis=0))
     mean = tl.load(floats(row, MEAN) + i, mask=ok, other=0.0)
     tl.store(floats(row, KEPT) + i, zero_nonfinite(mean), mask=ok)
 

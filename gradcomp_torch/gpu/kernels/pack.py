@@ -131,9 +131,9 @@ def bins_kernel(table, state, values, bins):
         place = tl.where(place > 3.0, 3.0, tl.where(place > 0.0, place, 0.0))
         # Adding 2^52 rounds to the nearest whole number, ties to even.
         bin = ((place + 4503599627370496.0) - 4503599627370496.0).to(tl.int32)
-        here = which == bin
-        total = tl.where(here, total + wide, total)
-        count += here.to(tl.int32)
+        in_bin = which == bin
+        total = tl.where(in_bin, total + wide, total)
+        count += in_bin.to(tl.int32)
         tl.store(bins + begin + i, bin.to(tl.int8))
     of_bin = (total / tl.maximum(count, 1).to(tl.float64)).to(tl.float32)
     bits = tl.where(count == 0, 0, bits_of(of_bin).to(tl.int32, bitcast=True))

@@ -1,7 +1,7 @@
 """Indices of kept elements in messages between devices, packed as in Elias-Fano lists.
 
 Of k ascending indices below n, the lower `LOW` bits of each lie side by side. Its upper bits, a number `high`,
-are bit `high + i` of index i, of so many 32-bit words as follow from n and k: those of the upper bits first,
+are bit `high + i` of index i. The number of 32-bit words follows from n and k: those of the upper bits come first,
 then those of the lower. Elias, "Efficient Storage and Retrieval by Content and Address of Static Files" (1974).
 """
 
@@ -48,8 +48,8 @@ def pack_kernel(table, tensors, state, indices, words, B: tl.constexpr):
     low = (index & ((1 << low_bits) - 1)).to(tl.uint32)
     begin = i * low_bits
     shift = begin % 32
-    here = (low << shift.to(tl.uint32)).to(tl.int32, bitcast=True)
-    tl.atomic_or(lower + begin // 32, here, mask=ok)
+    head = (low << shift.to(tl.uint32)).to(tl.int32, bitcast=True)
+    tl.atomic_or(lower + begin // 32, head, mask=ok)
     beyond = shift + low_bits > 32
     rest = (low >> tl.where(beyond, 32 - shift, 0).to(tl.uint32)).to(tl.int32, bitcast=True)
     tl.atomic_or(lower + begin // 32 + 1, rest, mask=ok & beyond)
@@ -105,17 +105,17 @@ def unpack_kernel(table, tensors, W: tl.constexpr, SUMMED: tl.constexpr):
     count, low_bits = whole(row, COUNT), whole(row, LOW_BITS)
     lower = tl.load(row + WORDS_AT).to(tl.pointer_type(tl.int32)) + whole(row, UPPER_WORDS)
     indices = tl.load(row + INDICES_AT).to(tl.pointer_type(tl.int32))
-    one = tl.full(word.shape, 1, tl.uint32)
+    ones = tl.full(word.shape, 1, tl.uint32)
     for bit in tl.static_range(32):
-        i = first + _set_bits(word & ((one << bit) - 1))
+        i = first + _set_bits(word & ((ones << bit) - 1))
         ok = (((word >> bit) & 1) != 0) & (i < count)
         begin = i * low_bits
         shift = begin % 32
-        here = tl.load(lower + begin // 32, mask=ok, other=0).to(tl.uint32, bitcast=True)
+        head = tl.load(lower + begin // 32, mask=ok, other=0).to(tl.uint32, bitcast=True)
         beyond = ok & (shift + low_bits > 32)
         rest = tl.load(lower + begin // 32 + 1, mask=beyond, other=0).to(tl.uint32, bitcast=True)
         up = tl.where(beyond, 32 - shift, 0).to(tl.uint32)
-        low = (here >> shift.to(tl.uint32)) | tl.where(beyond, rest << up, 0)
-        low = (low & ((one << low_bits.to(tl.uint32)) - 1)).to(tl.int32, bitcast=True)
+        low = (head >> shift.to(tl.uint32)) | tl.where(beyond, rest << up, 0)
+        low = (low & ((ones << low_bits.to(tl.uint32)) - 1)).to(tl.int32, bitcast=True)
         high = at * 32 + bit - i
         tl.store(indices + i, (high << low_bits) | low, mask=ok)

@@ -187,8 +187,8 @@ def integer_kernel(
     # The quotient may be rounded up; the largest level must not decode to Inf.
     scale = tl.where(magnitude(scale * limit) >= INF, float_of(bits_of(scale) - 1), scale)
     usable = scale >= 1.1754943508222875e-38  # a smaller scale has no finite inverse
-    one = tl.full((GROUP,), 1.0, tl.float32)
-    inverse = tl.where(usable, tl.div_rn(one, tl.where(usable, scale, 1.0)), 0.0)
+    ones = tl.full((GROUP,), 1.0, tl.float32)
+    inverse = tl.where(usable, tl.div_rn(ones, tl.where(usable, scale, 1.0)), 0.0)
     nan = float_of(tl.full((GROUP,), NAN, tl.uint32))
     scale = tl.where(finite, tl.where(usable, scale, 0.0), nan)
     inverse = _spread(inverse, GROUP, BUCKET)
@@ -223,7 +223,7 @@ def integer_kernel(
 
 @triton.jit
 def half_steps(outermost, TOP: tl.constexpr):
-    """Half the distance between levels of which TOP + 1 reach to ``outermost``, each of a group."""
+    """Half the distance between levels, for each group: TOP + 1 levels reach to its ``outermost``."""
     half_step = tl.div_rn(outermost, tl.full(outermost.shape, TOP, tl.float32))
     beyond = half_step * TOP > outermost
     half_step = tl.where(beyond, float_of(bits_of(half_step) - 1), half_step)

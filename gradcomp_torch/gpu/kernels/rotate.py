@@ -2,8 +2,8 @@
 
 A tensor has whole blocks of P = 2^LOG2 elements, the largest power of two up to 4096 that it has room for.
 If they do not cover it, the *rest* is one more block over its last P elements, which was rotated in part
-before. Groups are runs of rotated elements with a scale each: the blocks, of which the last whole one keeps
-the elements that the rest does not cover, and the rest.
+before. Groups are runs of rotated elements with a scale each: the blocks and the rest; the last whole block
+keeps the elements that the rest does not cover.
 
 Kernels run one after the other on rotated elements in memory, so that no program waits for another: 40.5
 bytes per element with feedback and 4 bits, 16.5 without.
@@ -102,12 +102,12 @@ def block_or_rest(block, n, log2, REST: tl.constexpr):
 
 @triton.jit
 def _own_block(table, tensors, REST: tl.constexpr):
-    """The row of the program's tensor, and its block or rest, as of `block_or_rest`."""
+    """The row of the program's tensor, and its block or rest, as in `block_or_rest`."""
     program = tl.program_id(0)
     row = row_of(table, tl.load(tensors + program))
     number = program - whole(row, FIRST_BLOCK)
-    block, i, here, covered = block_or_rest(number, whole(row, NUMEL), whole(row, LOG2), REST)
-    return row, block, i, here, covered
+    block, i, inside, covered = block_or_rest(number, whole(row, NUMEL), whole(row, LOG2), REST)
+    return row, block, i, inside, covered
 
 
 @triton.jit
@@ -116,24 +116,24 @@ def rotate_kernel(table, tensors, REST: tl.constexpr, MODE: tl.constexpr, ALIGNE
 
     16 bytes per element with feedback, 8 without.
     """
-    row, block, i, here, covered = _own_block(table, tensors, REST)
+    row, block, i, inside, covered = _own_block(table, tensors, REST)
     log2 = whole(row, LOG2)
     to = floats(row, ROTATED) + i
     if REST:
-        fresh = here & (i >= covered)
+        fresh = inside & (i >= covered)
         x = corrected(row, i, fresh, MODE, True, True, False)
-        rotated = tl.load(to, mask=here & (i < covered), other=0.0)
+        rotated = tl.load(to, mask=inside & (i < covered), other=0.0)
         turned = tl.where(fresh, x, rotated)
         residual = elements(row, RESIDUAL, i, False)
     else:
-        fresh = here
+        fresh = inside
         x = corrected(row, i, fresh, MODE, True, True, ALIGNED)
         turned = x
         residual = elements(row, RESIDUAL, i, ALIGNED)
     if MODE != PLAIN:
         tl.store(residual, x, mask=fresh)
-    turned = tl.where(here, turned, 0.0)
-    tl.store(to, hadamard(_flip(row, block, turned), log2), mask=here)
+    turned = tl.where(inside, turned, 0.0)
+    tl.store(to, hadamard(_flip(row, block, turned), log2), mask=inside)
 
 
 @triton.jit
@@ -208,11 +208,11 @@ def levels_kernel(
     groups = blocks + tl.where(rest > 0, 1, 0)
     # A tile has elements of a block's group and of the last group, if not of one alone.
     scales = payload(row, 0, tl.float32)
-    own = tl.load(scales + tl.minimum(tile - whole(row, FIRST_TILE), blocks - 1))
+    of_block = tl.load(scales + tl.minimum(tile - whole(row, FIRST_TILE), blocks - 1))
     last = tl.load(scales + groups - 1)
     in_last = i >= n - (1 << log2)
-    half_step = tl.where(in_last, last, own)
-    inverse = tl.where(in_last, _inverse(last), _inverse(own))
+    half_step = tl.where(in_last, last, of_block)
+    inverse = tl.where(in_last, _inverse(last), _inverse(of_block))
     to = floats(row, ROTATED) + i
     x = tl.load(to, mask=ok, other=0.0)
     symbol = uniform_symbols(x, inverse, tl.load(row + STREAM), begin, TOP, RANDOM, BLOCK)
@@ -227,19 +227,19 @@ def rotate_back_kernel(table, tensors, REST: tl.constexpr, ALIGNED: tl.constexpr
 
     12 bytes per element.
     """
-    row, block, i, here, covered = _own_block(table, tensors, REST)
+    row, block, i, inside, covered = _own_block(table, tensors, REST)
     log2 = whole(row, LOG2)
     to = floats(row, ROTATED) + i
-    decoded = _flip(row, block, hadamard(tl.load(to, mask=here, other=0.0), log2))
+    decoded = _flip(row, block, hadamard(tl.load(to, mask=inside, other=0.0), log2))
     if REST:
-        done = here & (i >= covered)
-        tl.store(to, decoded, mask=here & (i < covered))
+        done = inside & (i >= covered)
+        tl.store(to, decoded, mask=inside & (i < covered))
         # A NaN scale of the neighbour makes these elements NaN, too.
         scale = tl.load(payload(row, 0, tl.float32) + block - 1)
         decoded = tl.where(scale == scale, decoded, float("nan"))
         residual = elements(row, RESIDUAL, i, False)
     else:
-        done = here
+        done = inside
         residual = elements(row, RESIDUAL, i, ALIGNED)
     x = tl.load(residual, mask=done, other=0.0)
     tl.store(residual, zero_nonfinite(x - decoded), mask=done)

@@ -49,13 +49,13 @@ FEWEST = BETA  # where fewer elements reach a threshold, it is lowered
 MOST = GAMMA  # where more do, it is not used
 LOWER = FACTOR  # by which thresholds are lowered
 
-OPEN = tl.constexpr(-2)  # in place of a threshold: slots do not tell how many elements reach it
+OPEN = tl.constexpr(-2)  # instead of a threshold: slots do not tell how many elements reach it
 
 
 @triton.jit
 def sample_kernel(table, samples, tensors, state, B: tl.constexpr):
     """Copies a tensor's sample, which begins at a random place, and sets its state back. 8 bytes for each of
-    its elements, of which 4 at scattered addresses.
+    its elements, 4 of them at scattered addresses.
 
     An element beyond the end of the tensor is 0, which is less than the threshold.
     """
@@ -94,7 +94,7 @@ def adapt_kernel(
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Counts a span's elements between thresholds, of which the tensor's last program chooses one.
+    """Counts a span's elements between thresholds; the tensor's last program chooses one of these.
 
     The first launch reads slots, which tell of thresholds above the guess. Where these do not suffice, the second
     one, with WHOLE, reads all elements: 4 bytes each.
@@ -113,21 +113,21 @@ def adapt_kernel(
     highest = tl.minimum(tl.load(state_of_samples + tensor * STATE + PREFIX), INF - 1)
     factor = real(sample, LOWER)
     guess = tl.load(of + GUESS)
-    here = tl.zeros((BINS,), tl.int32)
+    found = tl.zeros((BINS,), tl.int32)
     if WHOLE:
-        known = highest * 0  # the least threshold of which all elements are counted
+        known = highest * 0  # the least threshold for which all elements are counted
         for tile in range(begin, end):
             x, _, ok = tile_of(row, tile, TILE)
-            here += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
+            found += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
     else:
         known = tl.where(tl.load(of + OVERFLOW) == 0, guess, INF)
         slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         x = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
         ok = tl.reshape(filled, (SPAN * ROOM,))
-        here += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
+        found += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
     place = tl.arange(0, BINS)
     bins = missed + tensor * BINS + place
-    tl.atomic_add(bins, here, mask=here > 0)
+    tl.atomic_add(bins, found, mask=found > 0)
     if ends_last(row, of, SPAN, TILE):
         tl.store(of + ENDED, 0)
         counted = tl.load(bins, cache_modifier=".cg")
@@ -142,7 +142,7 @@ def adapt_kernel(
         threshold = highest
         for i in range(LAST + 1):
             is_known = tl.where(threshold >= known, 1, 0)
-            # Elements that reach the guess also reach a threshold below it: at least so many do.
+            # Elements that reach the guess also reach a threshold below it: at least that many do.
             least = tl.where(threshold <= guess, candidates, 0)
             number = tl.where(
                 is_known == 1, tl.sum(tl.where(place == i, reached, 0), axis=0), least

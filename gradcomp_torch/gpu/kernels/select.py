@@ -2,7 +2,7 @@
 
 Magnitudes compare as integers; of equal ones the lower index is kept. Nothing waits for the device:
 kernels read all decisions from a small state. In one pass over memory, each tile of the residual is
-corrected, and its elements that reach a guess are copied to slots of its own. Where a tensor's guess
+corrected, and its elements that reach a guess are copied to the tile's slots. Where a tensor's guess
 found k elements and no tile overflowed, a radix selection of four digits reads the slots, else the
 whole residual: a bad guess costs time, never exactness.
 
@@ -51,7 +51,7 @@ SCALES = tl.constexpr(8)  # four float32 that decode kept values, as bits
 THRESHOLD = tl.constexpr(
     12
 )  # of sampled_topk, magnitude bits: the first k elements that reach it are kept
-EXACT = tl.constexpr(-1)  # in place of a threshold: the k largest elements are kept
+EXACT = tl.constexpr(-1)  # instead of a threshold: the k largest elements are kept
 
 
 @triton.jit
@@ -242,17 +242,17 @@ def digits_kernel(
     if threshold >= 0:
         return
     prefix = tl.load(of + PREFIX)
-    here = tl.zeros((1 << BITS,), tl.int32)
+    found = tl.zeros((1 << BITS,), tl.int32)
     if _from_slots(of, whole(row, KEPT)):
         slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         kept = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
-        here += _digits(kept, tl.reshape(filled, (SPAN * ROOM,)), prefix, SHIFT, BITS)
+        found += _digits(kept, tl.reshape(filled, (SPAN * ROOM,)), prefix, SHIFT, BITS)
     else:
         for tile in range(begin, end):
             x, _, ok = tile_of(row, tile, TILE)
-            here += _digits(x, ok, prefix, SHIFT, BITS)
+            found += _digits(x, ok, prefix, SHIFT, BITS)
     bins = histogram + tensor * BINS + tl.arange(0, 1 << BITS)
-    tl.atomic_add(bins, here, mask=here > 0)
+    tl.atomic_add(bins, found, mask=found > 0)
     if ends_last(row, of, SPAN, TILE):
         _pick(of, whole(row, KEPT), bins, BITS)
 
@@ -274,10 +274,10 @@ def _pick(state, k, bins, BITS: tl.constexpr):
     count = tl.load(bins, cache_modifier=".cg")
     taken = tl.load(state + TAKEN)
     above = taken + tl.sum(count, axis=0) - tl.cumsum(count, axis=0)
-    here = (above < k) & (k <= above + count)
-    digit = tl.sum(tl.where(here, tl.arange(0, 1 << BITS), 0), axis=0)
+    at_digit = (above < k) & (k <= above + count)
+    digit = tl.sum(tl.where(at_digit, tl.arange(0, 1 << BITS), 0), axis=0)
     tl.store(state + PREFIX, (tl.load(state + PREFIX) << BITS) | digit)
-    tl.store(state + TAKEN, tl.sum(tl.where(here, above, 0), axis=0))
+    tl.store(state + TAKEN, tl.sum(tl.where(at_digit, above, 0), axis=0))
     tl.store(state + ENDED, 0)
     tl.store(bins, tl.zeros_like(count))
 
@@ -400,8 +400,8 @@ def compact_kernel(
         SIZE: tl.constexpr = SPAN * ROOM
         slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         kept_values = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SIZE,))
-        here = tl.reshape(filled, (SIZE,))
-        kept_more, kept_same = _compared(kept_values, here, limit, least)
+        present = tl.reshape(filled, (SIZE,))
+        kept_more, kept_same = _compared(kept_values, present, limit, least)
         keeps, places, _ = _places(kept_more, kept_same, more_before, same_before, ties)
         index_slots, _ = slots_of(counts, slot_indices, first, begin, end, SPAN, ROOM)
         index = tl.load(tl.reshape(index_slots, (SIZE,)), mask=keeps, other=0)

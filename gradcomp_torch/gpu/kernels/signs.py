@@ -117,11 +117,11 @@ def scale_kernel(
     for at in range(start, end, UNROLL):
         for step in tl.static_range(UNROLL):
             chunk = at + step
-            here = chunk < end
-            first += tl.load(sums + SUMS * chunk, mask=here, other=0.0)
-            second += tl.load(sums + SUMS * chunk + 1, mask=here, other=0.0)
-            negatives += tl.load(counts + COUNTS * chunk, mask=here, other=0)
-            found = tl.load(counts + COUNTS * chunk + 1, mask=here, other=0)
+            ok = chunk < end
+            first += tl.load(sums + SUMS * chunk, mask=ok, other=0.0)
+            second += tl.load(sums + SUMS * chunk + 1, mask=ok, other=0.0)
+            negatives += tl.load(counts + COUNTS * chunk, mask=ok, other=0)
+            found = tl.load(counts + COUNTS * chunk + 1, mask=ok, other=0)
             largest = tl.maximum(largest, found)
     head = payload(row, 0, tl.int32) + tl.arange(0, 1)
     count = tl.maximum(n, 1).to(tl.float64)

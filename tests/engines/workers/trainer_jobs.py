@@ -297,7 +297,7 @@ def refusals() -> None:
     refused(
         lambda: compress_model(Accelerator(cpu=True), model, "fp16"),
         ConfigError,
-        "a Linear and no DistributedDataParallel",
+        "a Linear and not a DistributedDataParallel",
         "at least two processes",
     )
     callback = CompressionCallback("fp16")
@@ -305,7 +305,7 @@ def refusals() -> None:
     refused(
         lambda: trainer.fit(lightning_digits.Digits(), []),
         ConfigError,
-        "a Digits and no DistributedDataParallel",
+        "a Digits and not a DistributedDataParallel",
         "the strategy is SingleDeviceStrategy",
     )
     assert callback.state_dict() == {}
