@@ -1,4 +1,4 @@
-"""Local steps under faults: final test losses with and without processes that are killed and restarted.
+"""Outer steps under faults: final test losses with and without processes that are killed and restarted.
 
   python benchmarks/outer_faults.py --processes 4 --kills 10 --seeds 3
 

@@ -1,4 +1,4 @@
-"""Training with local steps: final test losses and bytes, by spec, outer momentum and learning rate.
+"""Training with outer steps: final test losses and bytes, by spec, outer momentum and learning rate.
 
   torchrun --nproc_per_node=4 benchmarks/outer_training.py --seeds 3
 

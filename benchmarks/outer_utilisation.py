@@ -1,4 +1,4 @@
-"""Local steps on a slow network: time of a job, relative to that of one that sends nothing.
+"""Outer steps on a slow network: time of a job, relative to that of one that sends nothing.
 
   python benchmarks/outer_utilisation.py --task configs/text/wide.yaml --np 4 \\
       --rate 1gbit --rate 100mbit --rate 20mbit \\

@@ -10,7 +10,7 @@ count as time; tests do not. The target is the worst final result of the first r
 reaches it in the first epoch with an equally good test. Finished runs in OUTPUT are kept.
 
 With --measure-steps N runs train without the links, and each contender takes N steps behind them;
-their median is the time of a step. With local steps it is the mean over the second round. Learning
+their median is the time of a step. With outer steps it is the mean over the second round. Learning
 does not depend on the link, so this saves the hours of uncompressed runs. It requires contenders with
 uniform steps (no warm-up, no dense steps).
 
@@ -100,7 +100,7 @@ def train(
 
 
 def step_seconds(lab: Lab, contender: Contender, arguments: argparse.Namespace) -> float:
-    """The median time of some steps of a contender; with local steps the mean of a round."""
+    """The median time of some steps of a contender; with outer steps the mean of a round."""
     few = argparse.Namespace(**vars(arguments))
     few.output = arguments.output / "steps"
     _, config = job_of(contender, 0, arguments)

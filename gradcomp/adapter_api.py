@@ -7,7 +7,7 @@ import-linter contract refuses imports of the packages behind this module.
 
 from __future__ import annotations
 
-from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_float32, room
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.spec import Spec
 from gradcomp.codec.threads import threads, use_processors
@@ -95,7 +95,6 @@ __all__ = [
     "Unedited",
     "Values",
     "agreement_line",
-    "as_bytes",
     "as_float32",
     "build_text",
     "check_agreement",

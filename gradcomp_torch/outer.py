@@ -1,4 +1,4 @@
-"""Local steps of PyTorch models: parameters, and states with tensors."""
+"""Outer steps of PyTorch models: parameters, and states with tensors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class TensorOuterSteps(OuterSteps):
-    """Local steps with states of CPU tensors, which ``torch.load`` reads with ``weights_only``."""
+    """Outer steps with states of CPU tensors, which ``torch.load`` reads with ``weights_only``."""
 
     def state_dict(self) -> dict[str, Any]:
         """See `OuterSteps.state_dict`; with CPU tensors instead of arrays."""

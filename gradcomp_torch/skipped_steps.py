@@ -1,4 +1,4 @@
-"""Steps that a GradScaler skips, which may differ by rank, still count as local steps."""
+"""Steps that a GradScaler skips, which may differ by rank, still count as inner steps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["LocalSteps", "count_skipped_steps"]
+__all__ = ["StepCounter", "count_skipped_steps"]
 
 
-class LocalSteps(Protocol):
+class StepCounter(Protocol):
     """Counts the steps of an optimizer, and makes outer steps at times: an `OuterStep`, for example."""
 
     @property
@@ -22,21 +22,21 @@ class LocalSteps(Protocol):
         """Count a step."""
 
 
-def count_skipped_steps(of: Callable[[torch.optim.Optimizer], LocalSteps | None]) -> None:
+def count_skipped_steps(of: Callable[[torch.optim.Optimizer], StepCounter | None]) -> None:
     """Make ``GradScaler.step`` count the steps that it skips.
 
     Args:
-        of: the local steps of an optimizer, which counts the steps that it makes; None if it has none.
+        of: the `OuterStep` of an optimizer, which counts its inner steps; None if it has none.
     """
     stock = torch.amp.GradScaler.step
 
     @functools.wraps(stock)
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        local = of(optimizer)
-        before = 0 if local is None else local.inner_steps
+        counter = of(optimizer)
+        before = 0 if counter is None else counter.inner_steps
         result = stock(self, optimizer, *args, **kwargs)
-        if local is not None and local.inner_steps == before:
-            local.step()
+        if counter is not None and counter.inner_steps == before:
+            counter.step()
         return result
 
     torch.amp.GradScaler.step = step  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Local steps on Horovod: the part that all frameworks share."""
+"""Outer steps on Horovod: the part that all frameworks share."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ``horovodrun -np 2 python -m horovod_compressors.run --compression SPEC train.py --epochs 3`` (or
 ``-m pkg.train --epochs 3``) replaces the compression of every ``hvd.DistributedOptimizer`` and
 ``hvd.DistributedGradientTape`` that the script makes. With ``--outer H``, an optimizer of PyTorch and
-``fit`` of Keras make local steps instead; docs/outer.md.
+``fit`` of Keras make outer steps instead; docs/outer.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         {**dict.fromkeys(_PATCHES, _patch), _LAUNCHER: _warn_of_launches},
         _is_first_rank,
         _prepare,
-        local_steps=True,
+        outer=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""Compression on torch.distributed: hooks of DDP and FSDP, local steps, and training by gossip.
+"""Compression on torch.distributed: hooks of DDP and FSDP, outer steps, and training by gossip.
 
 Also `DGCSGD`, `Dion` and `DeMo`, optimizers for all adapters of PyTorch. Modules are imported at the first
 use of a name, because the adapters of other engines need few of them.

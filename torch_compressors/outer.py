@@ -1,4 +1,4 @@
-"""Training with local steps: every rank trains alone, and the ranks average their changes at times.
+"""Training with outer steps: every rank trains alone, and the ranks average their changes at times.
 
 ::
 
@@ -40,7 +40,7 @@ __all__ = ["OuterStep"]
 
 
 class OuterStep(TensorOuterSteps):
-    """Local steps on torch.distributed; see `gradcomp.runtime.outer.steps.OuterSteps`.
+    """Outer steps on torch.distributed; see `gradcomp.runtime.outer.steps.OuterSteps`.
 
     Every rank must construct it at the same time; parameters and buffers of the first rank are then
     everyone's. Buffers differ between ranks afterwards, as each rank's batches do.

@@ -2,7 +2,7 @@
 
 ``torchrun --nproc-per-node 2 -m torch_compressors.run --compression SPEC train.py --epochs 3`` (or
 ``-m pkg.train --epochs 3``) registers `ddp_hook` with every ``DistributedDataParallel`` model that
-the script makes. With ``--outer H``, the models' optimizers make local steps instead; docs/outer.md.
+the script makes. With ``--outer H``, the models' optimizers make outer steps instead; docs/outer.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         PATCHES,
         is_first_rank,
         check_config,
-        local_steps=True,
+        outer=True,
     )
 
 

@@ -15,7 +15,7 @@ from gradcomp import Config
 from gradcomp.adapter_api import Patch, Unedited
 from gradcomp.errors import ConfigError
 from torch_compressors.ddp import DDPCompression, ddp_hook
-from torch_compressors.unedited_outer import LocalModels
+from torch_compressors.unedited_outer import OuterModels
 
 __all__ = ["COMPRESSED", "PATCHES", "check_config", "is_first_rank"]
 
@@ -58,7 +58,7 @@ def _patch_ddp(module: Any, run: Unedited) -> None:
     """Make each DDP model register our hook when it is made, and refuse another one."""
     model_class = module.DistributedDataParallel
     stock = model_class.__init__
-    local = None if run.every is None else LocalModels(run.config, run.every)
+    local = None if run.every is None else OuterModels(run.config, run.every)
 
     @functools.wraps(stock)
     def initialize(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:

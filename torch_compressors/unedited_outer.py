@@ -1,4 +1,4 @@
-"""Local steps in an unedited script: its DDP models send no gradients, its optimizers count steps."""
+"""Outer steps in an unedited script: its DDP models send no gradients, its optimizers count steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gradcomp.errors import ConfigError
 from gradcomp_torch.skipped_steps import count_skipped_steps
 from torch_compressors.outer import OuterStep
 
-__all__ = ["LocalModels"]
+__all__ = ["OuterModels"]
 
 
-class LocalModels:
+class OuterModels:
     """The DDP models of a script; their ranks average changes after every H steps of an optimizer.
 
     Args:
@@ -55,7 +55,7 @@ class LocalModels:
         self._steps[optimizer].step()
 
     def _steps_of(self, optimizer: torch.optim.Optimizer) -> _Steps:
-        """The local steps of an optimizer, which average its trainable parameters of today.
+        """The outer steps of an optimizer, which average its trainable parameters of today.
 
         They begin at its first step, when the script has loaded its checkpoint, and those of parameters
         that it gets later at the step after.
@@ -106,7 +106,7 @@ class LocalModels:
 
 
 class _Steps:
-    """The local steps of one optimizer: an `OuterStep` for each model that has some of its parameters.
+    """The outer steps of one optimizer: an `OuterStep` for each model that has some of its parameters.
 
     Attributes:
         known: the ids of the parameters, also of those that belong to no model.

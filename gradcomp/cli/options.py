@@ -35,7 +35,7 @@ OuterOption = Annotated[
         "--outer",
         metavar="H",
         min=1,
-        help="Count bytes per inner step of rounds of H local steps, as OuterStep makes them.",
+        help="Count bytes per inner step of rounds of H inner steps, as OuterStep makes them.",
     ),
 ]
 

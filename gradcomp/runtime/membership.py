@@ -1,4 +1,4 @@
-"""State of jobs whose ranks come and go: what belongs to a rank, and what all ranks share."""
+"""State of jobs where ranks come and go: what belongs to a rank, and what all ranks share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resized(state: State, rank: int, world_size: int) -> State:
         **state,
         "rank": rank,
         "world_size": world_size,
-        "residual": {name: one * factor for name, one in state["residual"].items()},
+        "residual": {name: residual * factor for name, residual in state["residual"].items()},
         # Measured with another number of ranks.
         "decisions": state["decisions"] if same else [],
     }
@@ -66,17 +66,17 @@ def moved(pipeline: Pipeline, state: State, epoch: int | None = None) -> Pipelin
 
 
 def common_state(pipeline: Pipeline) -> dict[str, Any]:
-    """All of a rank's state that is equal on all ranks, and the names of its own arrays."""
-    own = pipeline.state_dict()
+    """All of a rank's state that is equal on all ranks, and the names of the arrays that differ."""
+    state = pipeline.state_dict()
     return {
         "epoch": pipeline.epoch,
-        **{key: own[key] for key in _COMMON},
-        **{kind: own[kind] for kind in REPLICATED_KINDS},
-        "names": {kind: [*own[kind]] for kind in _OWN_KINDS},
+        **{key: state[key] for key in _COMMON},
+        **{kind: state[kind] for kind in REPLICATED_KINDS},
+        "names": {kind: [*state[kind]] for kind in _OWN_KINDS},
         "dense momentum": {
-            name: one
-            for name, one in own["momentum"].items()
-            if _is_dense(name, own["residual"], own["specs"])
+            name: momentum
+            for name, momentum in state["momentum"].items()
+            if _is_dense(name, state["residual"], state["specs"])
         },
     }
 
@@ -91,16 +91,16 @@ def take_common_state(
     Args:
         shapes: of all tensors by name.
     """
-    own = pipeline.state_dict()
+    state = pipeline.state_dict()
     arrays: dict[str, Any] = {kind: {} for kind in STATE_KINDS}
-    arrays["carried"] = own["carried"]
+    arrays["carried"] = state["carried"]
     arrays.update({kind: common[kind] for kind in REPLICATED_KINDS})
     for kind in _OWN_KINDS:
         for name in common["names"][kind]:
             zeros = np.zeros(math.prod(shapes[name]), np.float32)
-            arrays[kind][name] = own[kind].get(name, zeros)
+            arrays[kind][name] = state[kind].get(name, zeros)
     arrays["momentum"].update(common["dense momentum"])
-    pipeline.load_state_dict({**own, **arrays, **{key: common[key] for key in _COMMON}})
+    pipeline.load_state_dict({**state, **arrays, **{key: common[key] for key in _COMMON}})
     if common["epoch"] is not None:
         pipeline.set_epoch(common["epoch"])
 

@@ -156,7 +156,7 @@ class StartReport:
         self._link_due = False
         if self._silent or stats.ranks == 1 or not self._compresses:
             return
-        steps = stats.steps * stats.local_steps
+        steps = stats.steps * stats.inner_steps
         excess = (stats.link_bytes - stats.dense_link_bytes) / steps
         more = costs_more(stats.link_bytes, stats.dense_link_bytes) and excess > _SMALL
         text = (

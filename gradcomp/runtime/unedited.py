@@ -38,7 +38,7 @@ class Unedited:
         config: of the compression that the patches put in place.
         compressed: the stock functions that the patches replace, for messages.
         is_first_rank: whether this process is rank 0, also after the engine's shutdown.
-        every: inner steps per outer step, if the patches put local steps in place; see docs/outer.md.
+        every: inner steps per outer step, if the patches make outer steps; see docs/outer.md.
         silent: whether no message is due at the end: something is compressed, or processes that the
             script has started report for themselves.
     """
@@ -88,7 +88,7 @@ def run_unedited(
     patches: Mapping[str, Patch],
     is_first_rank: Callable[[], bool],
     prepare: Callable[[Config], None] | None = None,
-    local_steps: bool = False,
+    outer: bool = False,
 ) -> int:
     """Read the command line, and run its script or module as ``__main__``.
 
@@ -100,7 +100,7 @@ def run_unedited(
         is_first_rank: whether this process is rank 0; also True if the script never joined a job.
         prepare: called with the configuration before the script runs; raises a `GradcompError` if
             it cannot work under the launcher.
-        local_steps: the patches know `Unedited.every`, the option ``--outer``.
+        outer: the patches know `Unedited.every`, the option ``--outer``.
 
     Returns:
         The exit code: 0, or 2 for wrong arguments.
@@ -108,7 +108,7 @@ def run_unedited(
     Raises:
         SystemExit: of the script, if it exits by itself.
     """
-    options = _parse(sys.argv[1:] if argv is None else argv, package, compressed, local_steps)
+    options = _parse(sys.argv[1:] if argv is None else argv, package, compressed, outer)
     script = options.script or options.module[0]
     try:
         config = _config(options)
@@ -153,9 +153,7 @@ def _show_messages() -> None:
     logger.propagate = False
 
 
-def _parse(
-    argv: Sequence[str], package: str, compressed: str, local_steps: bool
-) -> argparse.Namespace:
+def _parse(argv: Sequence[str], package: str, compressed: str, outer: bool) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=f"python -m {package}.run",
         description=f"Run a script that uses the stock {compressed} with compression.",
@@ -175,7 +173,7 @@ def _parse(
         default=[],
         help="override of the configuration, such as seed=1; may be given several times",
     )
-    if local_steps:
+    if outer:
         parser.add_argument(
             "--outer",
             metavar="H",

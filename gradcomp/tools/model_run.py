@@ -32,7 +32,7 @@ MAX_STEPS = 1_000_000
 class StepBytes:
     """Bytes of a step, after all warm-ups; means over the steps.
 
-    With rounds of local steps, bytes of an inner step.
+    With rounds of outer steps, bytes of an inner step.
 
     Attributes:
         tensors: number of tensors.
@@ -120,7 +120,7 @@ class ModelRun:
 
     Attributes:
         workers: number of ranks that average together.
-        steps: number of steps, each a round if there are local steps.
+        steps: number of steps, each a round if there are outer steps.
         rules: one for each rule that takes a tensor, in the order of the model.
         vnmse: ||average - exact average||^2 / ||exact average||^2 over all tensors; the mean over
             the steps.
@@ -161,7 +161,7 @@ def model_run(
     both drawn for each step from ``config.seed``.
 
     Args:
-        every: number of local steps in each round: bytes and time are those of an inner step.
+        every: number of inner steps in each round: bytes and time are those of an inner step.
         tick: called after each tensor of each step.
 
     Raises:

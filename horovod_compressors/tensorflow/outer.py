@@ -1,4 +1,4 @@
-"""Training with local steps on Horovod: ranks train alone, and average their changes at times.
+"""Training with outer steps on Horovod: ranks train alone, and average their changes at times.
 
 ::
 
@@ -56,7 +56,7 @@ class _VariableValues:
 
 
 class OuterStep(HorovodOuterSteps):
-    """Local steps on Horovod with TensorFlow; see `gradcomp.runtime.outer.steps.OuterSteps`.
+    """Outer steps on Horovod with TensorFlow; see `gradcomp.runtime.outer.steps.OuterSteps`.
 
     Call ``step()`` outside of any ``tf.function``, or give `callback` to ``model.fit``. Every rank must
     construct it at the same time; variables of the first rank are then everyone's. The inner optimizer
@@ -121,7 +121,7 @@ def _callback(outer: OuterStep, library: str) -> Any:
                 per_call = getattr(self.model, "_steps_per_execution", None) or 1
             if int(per_call) != 1:
                 raise ConfigError(
-                    f"steps_per_execution is {int(per_call)}; with local steps it must be 1, as Keras "
+                    f"steps_per_execution is {int(per_call)}; with outer steps it must be 1, as Keras "
                     "calls callbacks once per execution"
                 )
 

@@ -15,7 +15,7 @@ from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.elastic import ElasticState
 from horovod_compressors.tensorflow.keras import DistributedOptimizer, is_keras
 from horovod_compressors.tensorflow.outer import OuterStep
-from horovod_compressors.tensorflow.unedited_outer import with_local_steps
+from horovod_compressors.tensorflow.unedited_outer import with_outer_steps
 
 __all__ = ["patch"]
 
@@ -81,7 +81,7 @@ def _compressing(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]
                 )
             run.replaced(f"model.fit with hvd.{stock.__name__}", replaced)
             make = partial(OuterStep, run.config, every=every, process_set=process_set)
-            return with_local_steps(optimizer, make)
+            return with_outer_steps(optimizer, make)
         compression = _compression_of(process_set, run)
         if process_set.process_set_id not in _reported:
             _reported.add(process_set.process_set_id)

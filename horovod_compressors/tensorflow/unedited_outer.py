@@ -1,4 +1,4 @@
-"""Local steps in unchanged scripts: ``fit`` of Keras with the callback of an `OuterStep`."""
+"""Outer steps in unchanged scripts: ``fit`` of Keras with the callback of an `OuterStep`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from horovod_compressors.tensorflow.outer import OuterStep
 
-__all__ = ["with_local_steps"]
+__all__ = ["with_outer_steps"]
 
 _optimizers: WeakSet[Any] = WeakSet()
 _outers: WeakKeyDictionary[Any, OuterStep] = WeakKeyDictionary()
 
 
-def with_local_steps(optimizer: Any, make: Callable[[Any], OuterStep]) -> Any:
-    """The optimizer itself; ``fit`` of a model with it now makes local steps.
+def with_outer_steps(optimizer: Any, make: Callable[[Any], OuterStep]) -> Any:
+    """The optimizer itself; ``fit`` of a model with it now makes outer steps.
 
     Args:
         make: called with each model in its first ``fit``.
@@ -26,7 +26,7 @@ def with_local_steps(optimizer: Any, make: Callable[[Any], OuterStep]) -> Any:
     _optimizers.add(optimizer)
     for library in ("keras", "tf_keras"):
         model = getattr(sys.modules.get(library), "Model", None)
-        if model is not None and not getattr(model.fit, "makes_local_steps", False):
+        if model is not None and not getattr(model.fit, "makes_outer_steps", False):
             model.fit = _fit(model.fit, make)
     return optimizer
 
@@ -48,5 +48,5 @@ def _fit(stock: Callable[..., Any], make: Callable[[Any], OuterStep]) -> Callabl
             return stock(*call.args, **call.kwargs)
         return stock(self, *args, **kwargs)
 
-    fit.makes_local_steps = True  # type: ignore[attr-defined]
+    fit.makes_outer_steps = True  # type: ignore[attr-defined]
     return fit

@@ -1,4 +1,4 @@
-"""Training with local steps on Horovod: ranks train alone, and average their changes at times.
+"""Training with outer steps on Horovod: ranks train alone, and average their changes at times.
 
 ::
 
@@ -27,7 +27,7 @@ __all__ = ["OuterStep"]
 
 
 class OuterStep(HorovodOuterSteps, TensorOuterSteps):
-    """Local steps on Horovod with PyTorch; see `gradcomp.runtime.outer.steps.OuterSteps`.
+    """Outer steps on Horovod with PyTorch; see `gradcomp.runtime.outer.steps.OuterSteps`.
 
     Every rank must construct it at the same time; parameters and buffers of the first rank are then
     everyone's. The inner optimizer must not be a ``hvd.DistributedOptimizer``.

@@ -12,7 +12,7 @@ from gradcomp_torch.skipped_steps import count_skipped_steps
 from horovod_compressors.torch.compression import Compression
 from horovod_compressors.torch.elastic import with_compressions
 from horovod_compressors.torch.outer import OuterStep
-from horovod_compressors.torch.unedited_outer import check_local, local_steps_of, with_local_steps
+from horovod_compressors.torch.unedited_outer import check_outer, outer_step_of, with_outer_steps
 
 __all__ = ["patch"]
 
@@ -47,8 +47,8 @@ def patch(module: Any, run: Unedited) -> None:
         process_set = call.arguments["process_set"]
         every = run.every
         if every is not None:
-            check_local(call.arguments)
-            return with_local_steps(
+            check_outer(call.arguments)
+            return with_outer_steps(
                 call.arguments["optimizer"],
                 lambda: OuterStep(run.config, names, every=every, process_set=process_set),
             )
@@ -57,6 +57,6 @@ def patch(module: Any, run: Unedited) -> None:
         return stock(*call.args, **call.kwargs)
 
     if run.every is not None:
-        count_skipped_steps(local_steps_of)
+        count_skipped_steps(outer_step_of)
     module.DistributedOptimizer = distributed_optimizer
     module.elastic.TorchState = with_compressions(module.elastic.TorchState)

@@ -1,4 +1,4 @@
-"""Local steps in unchanged scripts: an optimizer instead of ``hvd.DistributedOptimizer``."""
+"""Outer steps in unchanged scripts: an optimizer instead of ``hvd.DistributedOptimizer``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from horovod.torch.optimizer import DistributedOptimizer
 from gradcomp.errors import ConfigError
 from horovod_compressors.torch.outer import OuterStep
 
-__all__ = ["check_local", "local_steps_of", "with_local_steps"]
+__all__ = ["check_outer", "outer_step_of", "with_outer_steps"]
 
 
-def check_local(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of ``hvd.DistributedOptimizer`` that local steps cannot keep.
+def check_outer(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of ``hvd.DistributedOptimizer`` that outer steps cannot keep.
 
     Raises:
         ConfigError: ``op`` is not Average, or ``gradient_predivide_factor`` is not 1.
@@ -35,7 +35,7 @@ def check_local(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def with_local_steps(
+def with_outer_steps(
     optimizer: torch.optim.Optimizer, make: Callable[[], OuterStep]
 ) -> torch.optim.Optimizer:
     """The optimizer itself; its ``step()`` now also counts steps and averages the ranks' changes.
@@ -54,8 +54,8 @@ def with_local_steps(
     return optimizer
 
 
-def local_steps_of(optimizer: torch.optim.Optimizer) -> OuterStep | None:
-    """The local steps of an optimizer of `with_local_steps`, begun if they were not."""
+def outer_step_of(optimizer: torch.optim.Optimizer) -> OuterStep | None:
+    """The outer steps of an optimizer of `with_outer_steps`, begun if they were not."""
     make = getattr(optimizer, "_outer", None)
     return None if make is None else make()
 

@@ -69,7 +69,7 @@ class RunPlan:
         if self.gossip is not None:
             return f"gossip: {self.gossip.algorithm}"
         spec = self.compress.compress.default.canonical if self.compress else "none"
-        local = f"local steps: {self.outer.every}, " if self.outer else ""
+        local = f"outer steps: {self.outer.every}, " if self.outer else ""
         return f"{local}compression: {spec}"
 
 

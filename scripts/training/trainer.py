@@ -120,7 +120,7 @@ class Trainer:
     ) -> Learner:
         classes = self._dataset.classes
         if outer is not None:
-            return engine().local_learner(self.settings, outer, compress, classes)
+            return engine().outer_learner(self.settings, outer, compress, classes)
         if gossip is None:
             return engine().learner(self.settings, compress, classes)
         return engine().gossip_learner(self.settings, gossip, classes, self.steps_per_epoch)
@@ -327,5 +327,5 @@ def _method(
     if gossip is not None:
         return f"gossip by {gossip.algorithm}"
     if outer is not None:
-        return f"{_method(compress, None, None)}, local steps {outer.arguments()}"
+        return f"{_method(compress, None, None)}, outer steps {outer.arguments()}"
     return compress.digest_text() if compress else "none"

@@ -1,4 +1,4 @@
-"""Local steps of processes that are killed, restarted and stopped: real processes, one store."""
+"""Outer steps of processes that are killed, restarted and stopped: real processes, one store."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_wrong_arguments(
     assert message in capsys.readouterr().err
 
 
-def test_script_trains_with_local_steps() -> None:
+def test_script_trains_with_outer_steps() -> None:
     """Six steps, with an average after each third: the models are then equal."""
     command = [*RUN, "--compression", "residual|int8", "--outer", "3", SCRIPT, "--steps", "6"]
     finished = run(command, 2, "gloo")
@@ -203,13 +203,13 @@ def test_script_trains_with_local_steps() -> None:
     assert finished.output.count(said) == 1
 
 
-def test_local_steps_without_an_average_differ() -> None:
+def test_ranks_without_an_outer_step_differ() -> None:
     finished = run([*RUN, "--compression", "int8", "--outer", "30", SCRIPT], 2, "gloo")
     assert finished.status == 0, finished.output
     assert '"same": false' in finished.output
 
 
-def test_local_steps_refuse_specs_with_a_momentum() -> None:
+def test_outer_steps_refuse_specs_with_a_momentum() -> None:
     finished = run([*RUN, "--compression", "dgc(ratio=0.01)", "--outer", "3", SCRIPT], 2, "gloo")
     assert finished.status != 0
     assert "leave it to the outer momentum" in finished.output

@@ -83,12 +83,12 @@ def test_script_runs_unedited() -> None:
 
 
 @pytest.mark.parametrize("case", cases_in("tf_outer"))
-def test_local_steps(tf2: CaseJob, case: str) -> None:
+def test_outer_steps(tf2: CaseJob, case: str) -> None:
     tf2.check(case)
 
 
 @pytest.mark.parametrize("environment", KERAS.values(), ids=KERAS)
-def test_fit_runs_unedited_with_local_steps(environment: dict[str, str], tmp_path: Path) -> None:
+def test_fit_runs_unedited_with_outer_steps(environment: dict[str, str], tmp_path: Path) -> None:
     """Four batches, an average after each second one: the models are then equal."""
     # Beside the script, `workers.tf_keras` would hide the package tf_keras.
     script = shutil.copy(HERE / "workers" / "stock_tf_script.py", tmp_path)

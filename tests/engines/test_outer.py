@@ -1,4 +1,4 @@
-"""Training with local steps on torch.distributed and Horovod."""
+"""Training with outer steps on torch.distributed and Horovod."""
 
 from __future__ import annotations
 

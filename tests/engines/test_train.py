@@ -186,7 +186,7 @@ def test_gossip(tmp_path):
     assert [float(row.rpartition(",")[2]) > 0 for row in rows[1:]] == [True, True, False]
 
 
-def test_local_steps(tmp_path):
+def test_outer_steps(tmp_path):
     """A run at once, and one that is resumed while an average is under way; then on three ranks."""
     args = ["--config", "configs/outer/streaming.yaml", "--set", "outer.every=9"]
     jobs = [("straight", [], 2, 2), ("twice", [], 1, 2), ("twice", ["--resume"], 2, 2)]

@@ -22,7 +22,7 @@ KEPT = 100
 
 WORKERS = HERE / "workers"
 DDP_SCRIPT = WORKERS / "stock_ddp_script.py"
-LOCAL_SCRIPT = WORKERS / "stock_local_script.py"
+LOCAL_SCRIPT = WORKERS / "stock_outer_script.py"
 BYTEPS_SCRIPT = WORKERS / "stock_byteps_script.py"
 
 
@@ -95,7 +95,7 @@ def test_specs_that_need_the_optimizer(
 
 
 @pytest.fixture(scope="module")
-def local() -> dict[str, Any]:
+def outer_jobs() -> dict[str, Any]:
     """Parts of a script on two ranks, which average after every third step."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launcher = ["-m", "torch_compressors.run", "--compression", "residual|int8", "--outer", "3"]
@@ -108,23 +108,23 @@ def local() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", ["accumulation", "skipped_steps"])
-def test_local_steps_of_ddp_scripts(local: dict[str, Any], part: str) -> None:
+def test_outer_steps_of_ddp_scripts(outer_jobs: dict[str, Any], part: str) -> None:
     """Also with steps that a GradScaler skips on one rank."""
-    assert local[part] == [False, False, True, False, False, True]
+    assert outer_jobs[part] == [False, False, True, False, False, True]
 
 
-def test_two_models_of_one_optimizer(local: dict[str, Any]) -> None:
-    assert local["two_models"] == [False, False, True]
+def test_two_models_of_one_optimizer(outer_jobs: dict[str, Any]) -> None:
+    assert outer_jobs["two_models"] == [False, False, True]
 
 
-def test_parameters_that_an_optimizer_gets_later(local: dict[str, Any]) -> None:
-    trained, later = local["later_parameters"]
+def test_parameters_that_an_optimizer_gets_later(outer_jobs: dict[str, Any]) -> None:
+    trained, later = outer_jobs["later_parameters"]
     assert trained == [False, False, True, False, False, True]
     assert later == [True, False, False, True, False, False]
 
 
-def test_buffers_stay_with_their_rank(local: dict[str, Any]) -> None:
-    assert local["buffers"] is False
+def test_buffers_stay_with_their_rank(outer_jobs: dict[str, Any]) -> None:
+    assert outer_jobs["buffers"] is False
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,10 @@ def test_buffers_stay_with_their_rank(local: dict[str, Any]) -> None:
         ("join", "give all ranks equally many batches, or leave --outer out"),
     ],
 )
-def test_scripts_that_local_steps_refuse(local: dict[str, Any], part: str, message: str) -> None:
-    assert message in local[part]
+def test_scripts_that_outer_steps_refuse(
+    outer_jobs: dict[str, Any], part: str, message: str
+) -> None:
+    assert message in outer_jobs[part]
 
 
 def run_byteps(folder: Path) -> Finished:

@@ -1,4 +1,4 @@
-"""Local steps of all ranks in one process: laws, checkpoints, statistics."""
+"""Outer steps of all ranks in one process: laws, checkpoints, statistics."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def change(step: int, rank: int, name: str) -> FloatArray:
     return (0.1 * rng.normal(size=SHAPES[name])).astype(np.float32).reshape(-1)
 
 
-def train(local: OuterLoopback, steps: range, samples: list[float] | None = None) -> None:
+def train(loopback: OuterLoopback, steps: range, samples: list[float] | None = None) -> None:
     for step in steps:
-        for rank, own in enumerate(local.values):
+        for rank, own in enumerate(loopback.values):
             for name, value in own.items():
                 value -= change(step, rank, name)
-        local.step(samples)
+        loopback.step(samples)
 
 
-def local_steps(spec: str | Config, ranks: int = RANKS, **options: Any) -> OuterLoopback:
+def outer_steps(spec: str | Config, ranks: int = RANKS, **options: Any) -> OuterLoopback:
     config = configured(spec) if isinstance(spec, str) else spec
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of momentum with error feedback
@@ -60,10 +60,10 @@ def bits(arrays: dict[str, FloatArray]) -> dict[str, bytes]:
 # Codecs that choose or round differ more, when their input differs by rounding.
 @pytest.mark.parametrize("spec", ["identity", "powersgd(rank=2,start_step=1)"])
 def test_one_inner_step_is_data_parallel_training(spec: str) -> None:
-    local = local_steps(spec, every=1, lr=1.0, momentum=0.0)
+    loopback = outer_steps(spec, every=1, lr=1.0, momentum=0.0)
     loop, expected = Loopback(configured(spec), RANKS), values()
     for step in range(4):
-        train(local, range(step, step + 1))
+        train(loopback, range(step, step + 1))
         averages = loop.step(
             {
                 name: [change(step, rank, name).reshape(shape) for rank in range(RANKS)]
@@ -72,39 +72,39 @@ def test_one_inner_step_is_data_parallel_training(spec: str) -> None:
         )
         for name, average in averages.items():
             expected[name] -= average[0]
-    for name, one in local.common().items():
+    for name, one in loopback.common().items():
         np.testing.assert_allclose(one, expected[name], atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_all_ranks_have_equal_parameters_after_each_outer_step(spec: str) -> None:
-    local = local_steps(spec, every=3, momentum=0.5)
+    loopback = outer_steps(spec, every=3, momentum=0.5)
     for step in range(9):
-        train(local, range(step, step + 1))
-        own = [bits(of_rank) for of_rank in local.values]
+        train(loopback, range(step, step + 1))
+        own = [bits(of_rank) for of_rank in loopback.values]
         assert (own[1:] == own[:-1]) is (step % 3 == 2)
-    starts = [bits(one["outer"]["start"]) for one in local.state_dicts()]
+    starts = [bits(one["outer"]["start"]) for one in loopback.state_dicts()]
     assert starts[1:] == starts[:-1]
 
 
 @pytest.mark.parametrize("spec", [one for one in SPECS if one.startswith("residual|")])
 def test_applied_changes_and_residuals_are_all_changes(spec: str) -> None:
-    local = local_steps(spec, every=2, lr=1.0, momentum=0.0)
-    before = {name: np.array(one, np.float64) for name, one in local.common().items()}
+    loopback = outer_steps(spec, every=2, lr=1.0, momentum=0.0)
+    before = {name: np.array(one, np.float64) for name, one in loopback.common().items()}
     changes = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for round_ in range(6):
-        start = local.common()
+        start = loopback.common()
         for step in range(2 * round_, 2 * round_ + 2):
-            for rank, own in enumerate(local.values):
+            for rank, own in enumerate(loopback.values):
                 for name, value in own.items():
                     value -= change(step, rank, name)
             if step % 2:
                 for name, total in changes.items():
-                    here = [own[name].reshape(total.shape) for own in local.values]
+                    here = [own[name].reshape(total.shape) for own in loopback.values]
                     total += start[name] - np.mean(here, axis=0, dtype=np.float64)
-            local.step()
-    residuals = [one["compression"]["residual"] for one in local.state_dicts()]
-    for name, after in local.common().items():
+            loopback.step()
+    residuals = [one["compression"]["residual"] for one in loopback.state_dicts()]
+    for name, after in loopback.common().items():
         unsent = np.mean([own.get(name, np.zeros(after.size)) for own in residuals], axis=0)
         applied = before[name] - after
         np.testing.assert_allclose(
@@ -164,34 +164,36 @@ class Reference:
 )
 def test_every_setting_gives_the_bits_of_its_definition(options: Any) -> None:
     config = configured("residual|topk(ratio=0.05)", rules=rules_of({"second": "int4"}, "{}"))
-    local = local_steps(config, every=6, **options)
-    reference = Reference(config, local.options)
+    loopback = outer_steps(config, every=6, **options)
+    reference = Reference(config, loopback.options)
     for step in range(18):
-        train(local, range(step, step + 1))
+        train(loopback, range(step, step + 1))
         reference.step(step)
-        assert [bits(one) for one in local.values] == [bits(one) for one in reference.values], step
+        assert [bits(one) for one in loopback.values] == [bits(one) for one in reference.values], (
+            step
+        )
 
 
 def test_momentum_is_that_of_diloco() -> None:
-    local = local_steps("identity", every=2, lr=0.7, momentum=0.9)
+    loopback = outer_steps("identity", every=2, lr=0.7, momentum=0.9)
     start = {name: value.astype(np.float64) for name, value in values().items()}
     momentum = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for round_ in range(3):
         steps = range(2 * round_, 2 * round_ + 2)
-        train(local, steps)
+        train(loopback, steps)
         for name, shape in SHAPES.items():
             total = sum(change(step, rank, name) for step in steps for rank in range(RANKS))
             average = np.asarray(total, np.float64).reshape(shape) / RANKS
             momentum[name] = 0.9 * momentum[name] + average
             start[name] -= 0.7 * (average + 0.9 * momentum[name])
-    for name, one in local.common().items():
+    for name, one in loopback.common().items():
         np.testing.assert_allclose(one, start[name], atol=1e-5)
 
 
 def test_samples_weigh_the_ranks() -> None:
-    local = local_steps("identity", every=1, lr=1.0, momentum=0.0, weighted=True)
-    train(local, range(1), [1.0, 0.0, 3.0])
-    for name, one in local.common().items():
+    loopback = outer_steps("identity", every=1, lr=1.0, momentum=0.0, weighted=True)
+    train(loopback, range(1), [1.0, 0.0, 3.0])
+    for name, one in loopback.common().items():
         average = 0.25 * change(0, 0, name) + 0.75 * change(0, 2, name)
         expected = values()[name] - average.reshape(one.shape)
         np.testing.assert_allclose(one, expected, atol=1e-6)
@@ -205,10 +207,10 @@ def test_samples_weigh_the_ranks() -> None:
 @pytest.mark.parametrize("stop", [4, 5, 6, 11])
 def test_a_state_resumes_bit_for_bit_also_inside_a_round(options: Any, stop: int) -> None:
     spec = "residual|topk(ratio=0.05)"
-    whole = local_steps(spec, every=6, momentum=0.5, **options)
+    whole = outer_steps(spec, every=6, momentum=0.5, **options)
     train(whole, range(stop))
     states = whole.state_dicts()
-    resumed = local_steps(spec, every=6, momentum=0.5, **options)
+    resumed = outer_steps(spec, every=6, momentum=0.5, **options)
     resumed.load_state_dicts(states)
     for one in (whole, resumed):
         train(one, range(stop, 20))
@@ -217,9 +219,9 @@ def test_a_state_resumes_bit_for_bit_also_inside_a_round(options: Any, stop: int
 
 
 def test_another_number_of_ranks_goes_on_at_the_last_outer_step() -> None:
-    whole = local_steps("residual|int4", every=4)
+    whole = outer_steps("residual|int4", every=4)
     train(whole, range(6))
-    fewer = local_steps("residual|int4", ranks=2, every=4)
+    fewer = outer_steps("residual|int4", ranks=2, every=4)
     fewer.load_state_dicts(whole.state_dicts())
     assert bits(fewer.common()) == bits(whole.common())
     with pytest.raises(StateError):
@@ -227,10 +229,10 @@ def test_another_number_of_ranks_goes_on_at_the_last_outer_step() -> None:
 
 
 def test_statistics_count_inner_steps() -> None:
-    local = local_steps("identity", every=5)
-    train(local, range(10))
-    stats = local.stats[0]
-    assert (stats.steps, stats.local_steps) == (2, 5)
+    loopback = outer_steps("identity", every=5)
+    train(loopback, range(10))
+    stats = loopback.stats[0]
+    assert (stats.steps, stats.inner_steps) == (2, 5)
     assert stats.ratio == 5
     numel = sum(int(np.prod(shape)) for shape in SHAPES.values())
     assert stats.bytes_per_step == 4 * numel / 5
@@ -247,7 +249,7 @@ def test_statistics_count_inner_steps() -> None:
 )
 def test_wrong_samples(options: Any, samples: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        local_steps("identity", **options).step(samples)
+        outer_steps("identity", **options).step(samples)
 
 
 def test_wrong_arguments() -> None:

@@ -1,4 +1,4 @@
-"""Settings of local steps, and the fragments of a model."""
+"""Settings of outer steps, and the fragments of a model."""
 
 from __future__ import annotations
 

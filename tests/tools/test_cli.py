@@ -686,7 +686,7 @@ def test_explain_counts_what_passes_a_link(
         assert rule["exchange_reason"]
 
 
-def test_local_steps_divide_the_bytes() -> None:
+def test_inner_steps_divide_the_bytes() -> None:
     explain = ["explain", "int8", "--model", "digits-cnn"]
     one, local = (run_json(*explain, "--outer", outer)["step"] for outer in ("1", "30"))
     for key in ("sent_bytes", "link_bytes", "bits_per_element"):

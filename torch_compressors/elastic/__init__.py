@@ -1,4 +1,4 @@
-"""Local steps of processes that come, go and lag."""
+"""Outer steps of processes that come, go and lag."""
 
 from __future__ import annotations
 

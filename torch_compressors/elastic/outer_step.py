@@ -1,4 +1,4 @@
-"""Local steps of processes that come, go and lag.
+"""Outer steps of processes that come, go and lag.
 
 ::
 
@@ -51,7 +51,7 @@ _TRIES = 10
 
 
 class ElasticOuterStep(TensorOuterSteps):
-    """Local steps of members that may change at each outer step; see `OuterSteps`.
+    """Outer steps of members that may change at each outer step; see `OuterSteps`.
 
     Every ``every`` steps the processes that are there exchange their changes, weighted by samples.
     Who is not there within ``grace`` seconds joins at the next exchange, with its change since its

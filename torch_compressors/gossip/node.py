@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import FloatArray, Node, as_bytes
+from gradcomp.adapter_api import FloatArray, Node
 from gradcomp.errors import ConfigError
 from gradcomp.gossip import Traffic
 from torch_compressors.gloo.gather import gather_numbers, gather_texts
@@ -105,7 +105,7 @@ class NodeRanks:
         """
         if self._group is None:
             return x, weight
-        message = np.concatenate([as_bytes(x), np.array([weight]).view(np.uint8)])
+        message = np.concatenate([x.reshape(-1).view(np.uint8), np.array([weight]).view(np.uint8)])
         if self._node.leads:
             self._count(message.nbytes)
         with naming_the_lost(self._where):

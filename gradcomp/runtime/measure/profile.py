@@ -15,7 +15,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.rounds import AllReduce, Ready, Request
 from gradcomp.stopwatch import PHASES, Phase, active
 
-__all__ = ["Counters", "Event", "LocalRound", "Profile", "SquaredError", "StepProfile"]
+__all__ = ["Counters", "Event", "OuterRound", "Profile", "SquaredError", "StepProfile"]
 
 KEPT_STEPS = 1000
 KEPT_EVENTS = 200_000
@@ -46,8 +46,8 @@ class Event(NamedTuple):
     nbytes: int = 0
 
 
-class LocalRound(NamedTuple):
-    """Local steps from the start of one exchange to that of the next.
+class OuterRound(NamedTuple):
+    """Inner steps from the start of one exchange to that of the next.
 
     Attributes:
         inner_steps: their number.
@@ -59,9 +59,9 @@ class LocalRound(NamedTuple):
     seconds: float
     held_seconds: float
 
-    def plus(self, other: LocalRound) -> LocalRound:
+    def plus(self, other: OuterRound) -> OuterRound:
         """Both rounds together."""
-        return LocalRound(
+        return OuterRound(
             self.inner_steps + other.inner_steps,
             self.seconds + other.seconds,
             self.held_seconds + other.held_seconds,
@@ -103,7 +103,7 @@ class StepProfile:
         dense_bytes: as in `Stats`.
         requests: number of requests that this rank took part in.
         errors: of the averages by tensor, if errors are measured.
-        round: the local steps before this exchange; None if every step has one.
+        round: the inner steps before this exchange; None if every step has one.
     """
 
     step: int
@@ -114,11 +114,11 @@ class StepProfile:
     dense_bytes: int = 0
     requests: int = 0
     errors: dict[str, SquaredError] = field(default_factory=dict)
-    round: LocalRound | None = None
+    round: OuterRound | None = None
 
     @property
     def utilisation(self) -> float | None:
-        """Share of the round in which the inner optimizer did not wait; None without local steps."""
+        """Share of the round in which the inner optimizer did not wait; None without outer steps."""
         if self.round is None or not self.round.seconds:
             return None
         return 1 - self.round.held_seconds / self.round.seconds
@@ -192,8 +192,8 @@ class Profile:
         self._end_step()
         self._begin()
 
-    def of_round(self, round_: LocalRound) -> None:
-        """Note the local steps before the exchange that has just begun."""
+    def of_round(self, round_: OuterRound) -> None:
+        """Note the inner steps before the exchange that has just begun."""
         (self._now or self._begin()).round = round_
 
     def measure(

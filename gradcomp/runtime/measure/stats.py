@@ -28,14 +28,14 @@ class Stats:
             `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.
         decisions: of the policy ``auto``, one for each group.
         steps: averages so far (the largest number of rounds of any tensor).
-        local_steps: inner steps for each average of local steps; 1 if every step has an average.
+        inner_steps: inner steps before each outer step; 1 if every step has an average.
         profile: the time by phase since `start_profile`; None if it is not measured.
     """
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
     dense_bytes: int = 0
     steps: int = 0
-    local_steps: int = 1
+    inner_steps: int = 1
     ranks: int = 1
     scatters: bool = False
     link_bytes: float = 0.0
@@ -79,7 +79,7 @@ class Stats:
 
     def count_gradients(self, nbytes: int) -> None:
         """Count gradients of ``nbytes`` before compression."""
-        link = dense_link_bytes(nbytes * self.local_steps, self.ranks, self.scatters)
+        link = dense_link_bytes(nbytes * self.inner_steps, self.ranks, self.scatters)
         with self._lock:
             self.dense_bytes += nbytes
             self.dense_link_bytes += link
@@ -96,8 +96,8 @@ class Stats:
 
     @property
     def bytes_per_step(self) -> float:
-        """Mean bytes sent in a step, of local steps in an inner one; 0 before the first average."""
-        steps = self.steps * self.local_steps
+        """Mean bytes sent in a step, with outer steps in an inner step; 0 before the first average."""
+        steps = self.steps * self.inner_steps
         return self.total_bytes / steps if steps else 0.0
 
     @property
@@ -106,7 +106,7 @@ class Stats:
         bytes sent; 1 before anything was sent. It does not depend on the number of ranks, unlike
         `link_ratio`.
         """
-        gradients = self.dense_bytes * self.local_steps
+        gradients = self.dense_bytes * self.inner_steps
         return gradients / self.total_bytes if self.total_bytes else 1.0
 
     @property

@@ -1,1 +1,1 @@
-"""Training with local steps: averages of pseudo-gradients, and outer steps on them."""
+"""Training with outer steps: averages of pseudo-gradients, and outer steps on them."""

@@ -1,4 +1,4 @@
-"""Local steps of all ranks in one process: for tests, and for a first try."""
+"""Outer steps of all ranks in one process: for tests, and for a first try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of training with local steps."""
+"""Settings of training with outer steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RANGES: dict[str, tuple[str, Callable[[OuterOptions], bool]]] = {
 
 @dataclass(frozen=True)
 class OuterOptions:
-    """Settings of training with local steps, equal on all ranks; arguments of every ``OuterStep``.
+    """Settings of training with outer steps, equal on all ranks; arguments of every ``OuterStep``.
 
     Attributes:
         every: inner steps between two averages of a parameter, H, at least 1.
@@ -93,7 +93,7 @@ class OuterOptions:
         unknown = sorted(set(others) - set(known))
         if unknown:
             raise ConfigError(
-                f"local steps have no setting {', '.join(unknown)}; they have {', '.join(known)}"
+                f"outer steps have no setting {', '.join(unknown)}; they have {', '.join(known)}"
             )
         _check(config)
         if others.get("weighted") and config.compress.average == "senders":
@@ -153,7 +153,7 @@ def _check(config: Config) -> None:
         )
     if config.compress.policy == "auto":
         raise ConfigError(
-            "compress.policy: auto measures gradients of every step, and local steps send few: "
+            "compress.policy: auto measures gradients of every step, and outer steps send few: "
             "set compress.policy to always"
         )
 

@@ -1,4 +1,4 @@
-"""Clock of local steps: the time between two exchanges, and its part in which training stood still."""
+"""Clock of rounds of inner steps: the time between two exchanges, and its part in which training stood still."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gradcomp.runtime.measure.profile import LocalRound
+from gradcomp.runtime.measure.profile import OuterRound
 
 __all__ = ["RoundClock"]
 
 
 class RoundClock:
-    """Measures rounds of local steps; a round lasts from the start of one exchange to that of the next.
+    """Measures rounds of inner steps; a round lasts from the start of one exchange to that of the next.
 
     Args:
         clock: returns seconds.
@@ -33,10 +33,10 @@ class RoundClock:
         finally:
             self._held += self._clock() - self._held_since
 
-    def next_round(self, inner_steps: int) -> LocalRound:
+    def next_round(self, inner_steps: int) -> OuterRound:
         """End the round, inside of `holding`; returns its times."""
         now = self._clock()
-        ended = LocalRound(inner_steps, now - self._began, self._held + now - self._held_since)
+        ended = OuterRound(inner_steps, now - self._began, self._held + now - self._held_since)
         self._began = self._held_since = now
         self._held = 0.0
         return ended

@@ -1,4 +1,4 @@
-"""The outer optimizer of training with local steps: it steps on averages of pseudo-gradients.
+"""The outer optimizer of training with outer steps: it steps on averages of pseudo-gradients.
 
 Every rank trains alone for some inner steps. Its pseudo-gradient is the change since the last outer
 step, negated; the ranks average it, and all make the same outer step. docs/outer.md.

@@ -1,4 +1,4 @@
-"""Local steps of one rank, on any engine: counts inner steps, averages changes, steps the model."""
+"""Outer steps of one rank, on any engine: counts inner steps, averages changes, steps the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradcomp.errors import ConfigError, StateError
 from gradcomp.exchange.arrays_of_state import arrays_like, check_mapping
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.controls import Controls
-from gradcomp.runtime.measure.profile import LocalRound
+from gradcomp.runtime.measure.profile import OuterRound
 from gradcomp.runtime.outer.fragments import fragments_of
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.round_clock import RoundClock
@@ -90,8 +90,8 @@ class OuterSteps(Controls):
         self._rounded: dict[str, FloatArray] = {}
         self._inner_steps = 0
         self._clock = RoundClock()
-        self._round: LocalRound | None = None  # the last one that has ended
-        self._pipeline.stats.local_steps = options.every
+        self._round: OuterRound | None = None  # the last one that has ended
+        self._pipeline.stats.inner_steps = options.every
         self._thread = ThreadPoolExecutor(1, "gradcomp-outer") if options.overlap else None
         self._averages: Future[dict[str, FloatArray]] | None = None
 

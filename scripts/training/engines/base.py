@@ -72,16 +72,16 @@ class Engine(ABC):
             GradcompError: the engine does not support these settings or this compression.
         """
 
-    def local_learner(
+    def outer_learner(
         self, settings: TrainSettings, outer: OuterSettings, compress: Config | None, classes: int
     ) -> Learner:
-        """As `learner`, for training with local steps.
+        """As `learner`, for training with outer steps.
 
         Raises:
-            GradcompError: the engine has no local steps, or does not support these settings.
+            GradcompError: the engine has no outer steps, or does not support these settings.
         """
         raise ConfigError(
-            f"outer: {self.title} with {self.framework} has no local steps here; choose --framework "
+            f"outer: {self.title} with {self.framework} has no outer steps here; choose --framework "
             "torch with --engine horovod or torch, or remove the section"
         )
 

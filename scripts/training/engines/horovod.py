@@ -18,7 +18,7 @@ from horovod_compressors.torch import Compression, OuterStep
 from horovod_compressors.torch.wait import wait
 from torch_compressors import DGCSGD
 from training.engines.horovod_objects import Bytes, HorovodObjects
-from training.learners.outer import LocalLearner
+from training.learners.outer import OuterLearner
 from training.learners.torch import TorchEngine
 from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings
@@ -88,10 +88,10 @@ class HorovodEngine(HorovodObjects, TorchEngine):
         )
         return result
 
-    def local_learner(
+    def outer_learner(
         self, settings: TrainSettings, outer: OuterSettings, compress: Config | None, classes: int
-    ) -> LocalLearner:
-        return LocalLearner(self, OuterStep, settings, outer, compress, classes)
+    ) -> OuterLearner:
+        return OuterLearner(self, OuterStep, settings, outer, compress, classes)
 
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
         return DGCSGD

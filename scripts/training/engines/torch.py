@@ -17,7 +17,7 @@ from torch_compressors.gloo.gather import gather_bytes
 from torch_compressors.gloo.process_group import local_world_size
 from training.engines.objects import check_length, pack, unpack
 from training.learners.gossip import GossipLearner
-from training.learners.outer import LocalLearner
+from training.learners.outer import OuterLearner
 from training.learners.torch import TorchEngine
 from training.settings.gossip import GossipSettings
 from training.settings.outer import OuterSettings
@@ -99,10 +99,10 @@ class DDPEngine(TorchEngine):
     ) -> GossipLearner:
         return GossipLearner(self, settings, gossip, classes, steps_per_epoch)
 
-    def local_learner(
+    def outer_learner(
         self, settings: TrainSettings, outer: OuterSettings, compress: Config | None, classes: int
-    ) -> LocalLearner:
-        return LocalLearner(self, OuterStep, settings, outer, compress, classes)
+    ) -> OuterLearner:
+        return OuterLearner(self, OuterStep, settings, outer, compress, classes)
 
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
         return DGCSGD

@@ -1,4 +1,4 @@
-"""Training with local steps: each rank trains alone, and ranks average their changes at times."""
+"""Training with outer steps: each rank trains alone, and ranks average their changes at times."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from training.learners.torch import TorchEngine, TorchLearner
 from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings
 
-__all__ = ["LocalLearner"]
+__all__ = ["OuterLearner"]
 
 
-class LocalLearner(TorchLearner):
+class OuterLearner(TorchLearner):
     """A module with an optimizer of its own, and ``OuterStep``; tests take the common parameters.
 
     Args:

@@ -1,4 +1,4 @@
-"""The ``outer`` section of a configuration: training with local steps; docs/outer.md."""
+"""The ``outer`` section of a configuration: training with outer steps; docs/outer.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of a job with local steps that may be killed at any time; it logs each exchange.
+"""A process of a job with outer steps that may be killed at any time; it logs each exchange.
 
 Arguments: port of the store, name, file of the log, spec. The key "last" of the store has the number
 of exchanges after which the job ends.

@@ -1,4 +1,4 @@
-"""`OuterStep` on real processes: local steps, averages of changes, checkpoints inside a round."""
+"""`OuterStep` on real processes: outer steps, averages of changes, checkpoints inside a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local steps with TensorFlow and Keras on real Horovod."""
+"""Outer steps with TensorFlow and Keras on real Horovod."""
 
 from __future__ import annotations
 

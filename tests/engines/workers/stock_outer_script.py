@@ -1,4 +1,4 @@
-"""A training script for torchrun on two ranks, for local steps: no compression of its own.
+"""A training script for torchrun on two ranks, for outer steps: no compression of its own.
 
 Each line of JSON is a part of the script: whether both ranks have the same parameters after each of its
 steps, or the error that it got.
