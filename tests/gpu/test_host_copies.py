@@ -11,7 +11,7 @@ from gpu.processes import run
 def test_copies_are_started_late_and_waited_for() -> None:
     done = run("host_copies.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "46 checks\n"
+    assert done.stdout == "47 checks\n"
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,11 @@ def test_copies_are_started_late_and_waited_for() -> None:
         ("self._done.record(stream)", "self._done.record(torch.Stream(device))", "on the host"),
         ("tensor.record_stream(self._stream)", "tensor.size()", "memory may be given away"),
         ("here.copy_(there, non_blocking=True)", "here.copy_(there)", "the host waits for"),
+        (
+            "self._stream.wait_stream(torch.accelerator.current_stream(self._device))",
+            "torch.accelerator.current_stream(self._device)",
+            "read before the current stream computed it",
+        ),
         ("self._stream.wait_event(event)", "event", "read before it was computed"),
         ("floats.copy_(host)", "floats.zero_()", "on the host"),
         ("and _is_next(first, numel, tensors[place])", "and False", "neighbours of one buffer"),
