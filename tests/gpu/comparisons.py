@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from gpu import factor_comparisons
+from gpu.guards import guard_all_tensors, used_guards
 from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import EncodeItem, ProtocolError, _core, encode_batch, get_codec
 from gradcomp.codec.batch_items import PeerItem
@@ -150,7 +151,7 @@ def of_kernels(
     """The kernels' results in each of some launches of one encoder, all with the same input."""
     encoder = codecs.encoder(spec, [case.grad.size for case in tensors], device)
     launches = Launches(encoder)
-    grads = [torch.from_numpy(case.grad).to(device) for case in tensors]
+    grads = [torch.tensor(case.grad, device=device) for case in tensors]
     for _ in range(steps):
         states = [
             tuple(torch.tensor(array, device=device) for array in (case.residual, case.momentum))
@@ -580,6 +581,7 @@ def main(names: list[str], share: float, device: torch.device) -> int:
     Without names, all groups, of which `large` only on GPUs.
     """
     np.seterr(all="ignore")
+    guard_all_tensors()
     status = 0
     for name in names or [group for group in GROUPS if group != "large" or device != CPU]:
         tally = Tally(device)
@@ -589,6 +591,7 @@ def main(names: list[str], share: float, device: torch.device) -> int:
             compare(tally, rng, max(len(FAMILIES), int(each * share)))
         else:
             one(tally, rng, name)
+        tally.faults += used_guards()
         print(f"{name}: {tally.count} cases, {len(tally.faults)} differences")
         print(*tally.faults[:20], sep="\n", flush=True)
         status |= bool(tally.faults)

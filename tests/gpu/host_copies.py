@@ -69,11 +69,25 @@ def main() -> None:
                 for name, tensor in given.items():
                     assert torch.equal(on_host(tensor), 2 * expected[name]), f"{case}: {name} back"
                     checks += 1
-    checks += work_beside_another_stream()
+    checks += work_on_another_stream()
+    checks += work_after_a_late_stream()
     print(f"{checks} checks")
 
 
-def work_beside_another_stream() -> int:
+def work_after_a_late_stream() -> int:
+    """Work on the side stream finds elements that the current stream has not computed yet."""
+    values = torch.randn(64)
+    with pretended(late=True):
+        tensor = _buffer()
+        tensor.copy_(on_device(values))
+        with Staging(DEVICE).beside([tensor]) as staged:
+            found = staged.fetch(tensor)
+        staged.wait()
+        assert torch.equal(found, values), "read before the current stream computed it"
+    return 1
+
+
+def work_on_another_stream() -> int:
     """A thread with another current stream finds elements that were computed by an event."""
     values = torch.randn(64)
     with pretended():

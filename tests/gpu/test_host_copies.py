@@ -11,7 +11,7 @@ from gpu.processes import run
 def test_copies_are_started_late_and_waited_for() -> None:
     done = run("host_copies.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "46 checks\n"
+    assert done.stdout == "47 checks\n"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,11 @@ def test_copies_are_started_late_and_waited_for() -> None:
             "on_host.copy_(on_device, non_blocking=True)",
             "on_host.copy_(on_device)",
             "the host waits for",
+        ),
+        (
+            "self._stream.wait_stream(torch.accelerator.current_stream(self._device))",
+            "torch.accelerator.current_stream(self._device)",
+            "read before the current stream computed it",
         ),
         ("self._stream.wait_event(event)", "event", "read before it was computed"),
         ("floats.copy_(host)", "floats.zero_()", "on the host"),

@@ -1,8 +1,9 @@
 """A pretended device for torch: its memory is the host's, its streams are late, as a GPU's may be.
 
 What a stream is given is done when somebody waits for it, or when the current stream is given work other
-than copies. So code that reads a copy too soon, or changes memory too soon, gets other elements. A copy
-that the host would wait for is an error.
+than copies. So code that reads a copy too soon, or changes memory too soon, gets other elements. With
+`pretended(late=True)`, changes in place wait on their stream as well, so that code that uses a tensor on
+another stream too soon finds its earlier elements. A copy that the host would wait for is an error.
 
 Importing this module makes ``pretend`` the accelerator of the process.
 """
@@ -126,6 +127,9 @@ class Tensor(torch.Tensor):
         _refuse_waits(op, options)
         if torch.device(options.pop("device", DEVICE)) != DEVICE:
             raise AssertionError(f"{op} waits for a copy to the host")
+        if _late and args and op._schema.is_mutable and isinstance(args[0], Tensor):
+            _streams[-1].work.append(lambda: op(*tree_map(_raw, args), **tree_map(_raw, options)))
+            return args[0]
         if not op.is_view:
             _streams[-1].run()
         result = op(*tree_map(_raw, args), **tree_map(_raw, options))
@@ -135,6 +139,7 @@ class Tensor(torch.Tensor):
 
 
 _recorded: set[tuple[int, int]] = set()
+_late = False
 
 
 def _raw(value: Any) -> Any:
@@ -203,10 +208,11 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def pretended() -> Iterator[Log]:
-    """Let tensors of the device be copied; returns the log of copies."""
-    global _log
+def pretended(*, late: bool = False) -> Iterator[Log]:
+    """Let tensors of the device be copied; returns the log of copies. ``late``: see above."""
+    global _log, _late
     _log = log = Log()
+    _late = late
     staging.copies_of.cache_clear()
     with (
         mock.patch.object(torch, "Stream", Stream),
