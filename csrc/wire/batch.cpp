@@ -13,6 +13,7 @@
 #include "base/chunks.hpp"
 #include "base/scratch.hpp"
 #include "codec/bucket_codec.hpp"
+#include "codec/sparse_interface.hpp"
 #include "kernels/kernels.hpp"
 #include "wire/averaging.hpp"
 #include "wire/frame.hpp"
@@ -179,12 +180,13 @@ Status add_frames(const DecodeItem& item, float weight, std::size_t* at) {
 
 Status find_factors(const DecodeItem& item, std::size_t* at, std::vector<double>* factors) {
   const Codec& codec = *item.codec->codec;
+  const SparseInterface* const sparse = codec.sparse();
   const std::size_t n = item.acc.size();
   std::vector<double> norms(item.frames.size());
   GRADCOMP_TRY(for_frames(item, at, [&](Span<const std::uint8_t> payload, const Call& call) {
     double sum = 0;
-    if (codec.caps().sparse) {
-      GRADCOMP_TRY(codec.sum_squares(payload, call, n, &sum));
+    if (sparse != nullptr) {
+      GRADCOMP_TRY(sparse->sum_squares(payload, call, n, &sum));
     } else {
       const Span<float> decoded = own_scratch().get<float>(kDecodedSlot, n + 1);
       if (decoded.empty()) return out_of_memory(n);
@@ -216,6 +218,8 @@ Status decode_item(const DecodeItem& item, float weight, std::size_t* at) {
       return codec.decode_add(payload, call, weight_of(*at), item.acc);
     });
   }
+  const SparseInterface* const sparse = codec.sparse();
+  if (sparse == nullptr) return {Code::kSpec, "this codec's payloads carry all elements"};
   if (item.frames.size() > std::numeric_limits<std::uint16_t>::max()) {
     return capacity_error("an average over senders takes at most 65535 frames, not " +
                           std::to_string(item.frames.size()));
@@ -226,7 +230,7 @@ Status decode_item(const DecodeItem& item, float weight, std::size_t* at) {
     std::fill(counts.begin() + begin, counts.begin() + end, std::uint16_t{0});
   });
   GRADCOMP_TRY(for_frames(item, at, [&](Span<const std::uint8_t> payload, const Call& call) {
-    return codec.decode_add_count(payload, call, weight_of(*at), item.acc, {counts.data(), n});
+    return sparse->decode_add_count(payload, call, weight_of(*at), item.acc, {counts.data(), n});
   }));
   divide_by_counts({counts.data(), n}, item.acc);
   return {};

@@ -67,6 +67,14 @@ TEST_CASE("exactly the codecs that share have the interface for buckets") {
   }
 }
 
+TEST_CASE("exactly the sparse codecs have the interface for sparse payloads") {
+  for (const std::string& spec : example_specs()) {
+    CAPTURE(spec);
+    const CompiledCodec codec = compile(spec);
+    CHECK((codec.codec->sparse() != nullptr) == codec.codec->caps().sparse);
+  }
+}
+
 TEST_CASE("a batch is its tensors, with error feedback fused or not") {
   const ThreadScope thread_scope;
   std::vector<CompiledCodec> codecs;

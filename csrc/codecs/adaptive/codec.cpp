@@ -60,14 +60,13 @@ class Adaptive final : public Codec, public BucketCodec {
 
   Caps caps() const noexcept override {
     Caps caps;
+    caps.decodes_slowly = true;
     caps.shares = true;
     caps.learns = learns_;
     return caps;
   }
 
   const BucketCodec* bucket() const noexcept override { return this; }
-
-  bool decodes_slowly() const noexcept override { return true; }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return n < kMinAdaptive ? 4 * n : 3 * n + kMinAdaptive;
