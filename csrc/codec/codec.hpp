@@ -48,7 +48,7 @@ class Codec {
                         std::size_t* written) const = 0;
 
   // The codec's interface for whole buckets (codec/bucket_codec.hpp); nullptr: it has none. Exactly
-  // codecs with caps().shares have one.
+  // codecs with caps().whole_bucket have one.
   virtual const BucketCodec* bucket() const noexcept { return nullptr; }
 
   // The codec's interface for sparse payloads (codec/sparse_interface.hpp); nullptr: it has none.

@@ -45,14 +45,14 @@ void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
   for_tasks(small.size(), [&](std::size_t i) { fn(small[i]); });
 }
 
-// Calls share() for the items of each bucket: items of the same spec, whose codec has BucketCodec.
-Status find_shares(Span<const EncodeItem> items, Span<BucketCall> calls,
-                   std::vector<std::unique_ptr<BucketWork>>* works) {
+// Calls plan() for the items of each bucket: items of the same spec, whose codec has BucketCodec.
+Status find_plans(Span<const EncodeItem> items, Span<BucketCall> calls,
+                  std::vector<std::unique_ptr<BucketWork>>* works) {
   std::vector<bool> done(items.size(), false);
   for (std::size_t first = 0; first < items.size(); ++first) {
     const CompiledCodec* const codec = items[first].codec;
-    const BucketCodec* const sharing = codec->codec->bucket();
-    if (done[first] || sharing == nullptr) continue;
+    const BucketCodec* const planner = codec->codec->bucket();
+    if (done[first] || planner == nullptr) continue;
     std::vector<std::size_t> bucket;
     std::vector<BucketTensor> tensors;
     for (std::size_t i = first; i < items.size(); ++i) {
@@ -66,8 +66,8 @@ Status find_shares(Span<const EncodeItem> items, Span<BucketCall> calls,
     Call call;
     call.scratch = &thread_scratch();
     std::unique_ptr<BucketWork> work;
-    GRADCOMP_TRY(sharing->share({tensors.data(), tensors.size()}, call,
-                                {found.data(), found.size()}, &work));
+    GRADCOMP_TRY(
+        planner->plan({tensors.data(), tensors.size()}, call, {found.data(), found.size()}, &work));
     for (std::size_t i = 0; i < bucket.size(); ++i) {
       calls[bucket[i]] = {found[i], work.get(), items[bucket[i]].basis};
     }
@@ -253,7 +253,7 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
   GRADCOMP_TRY(rooms.open(out, {largest.data(), largest.size()}));
   std::vector<BucketCall> bucket_calls(items.size());
   std::vector<std::unique_ptr<BucketWork>> works;
-  GRADCOMP_TRY(find_shares(items, {bucket_calls.data(), bucket_calls.size()}, &works));
+  GRADCOMP_TRY(find_plans(items, {bucket_calls.data(), bucket_calls.size()}, &works));
   std::vector<Status> statuses(items.size());
   for_items(
       items.size(), [&](std::size_t i) { return items[i].x.size(); },
