@@ -99,8 +99,8 @@ class OuterStep(HorovodOuterSteps):
         chosen = self._agree(compression, values, every, options)
         plain = [one if isinstance(one, tf.Variable) else one.value for one in model.variables]
         # Not the states of random generators, which Horovod cannot send.
-        shared = [one for one in plain if one.dtype.is_floating]
-        hvd.broadcast_variables(shared, process_set.ranks[0], process_set=process_set)
+        common = [one for one in plain if one.dtype.is_floating]
+        hvd.broadcast_variables(common, process_set.ranks[0], process_set=process_set)
         super().__init__(chosen, values)
 
     def callback(self) -> Any:
