@@ -250,7 +250,7 @@ def draw_bars(axes: Axes, spec: str) -> None:
     x = laplace(BARS) * np.repeat(np.float32([0.6, 1.4, 0.8, 1.2]), BARS // 4)
     codec = get_codec(spec)
     tensors = [x]
-    if "shares" in codec.caps:
+    if "whole_bucket" in codec.caps:
         half = BARS // 2
         tensors = [x[:half] * np.float32(0.5), x[half:] * np.float32(1.5)]
         axes.axvline(half - 0.5, color="black", linewidth=0.8, linestyle="--")

@@ -56,7 +56,7 @@ def check_replicas(lives: list[Life]) -> None:
 def check_steps(lives: list[Life]) -> float:
     """Applied and unsent changes are all changes; returns the largest relative difference.
 
-    The first rank's ``shared`` changes, if logged, are those of all ranks.
+    The first rank's ``common`` changes, if logged, are those of all ranks.
     """
     worst = 0.0
     for life in lives:
@@ -64,7 +64,7 @@ def check_steps(lives: list[Life]) -> float:
             owed = [_of(row, "given") + _of(row, "before") - _of(row, "after") for row in rows]
             values = [_of(row, name) for row in rows for name in ("given", "before", "applied")]
             what = f"step {step} loses changes"
-            all_changes = np.mean(owed, 0) + rows[0].get("shared", 0.0)
+            all_changes = np.mean(owed, 0) + rows[0].get("common", 0.0)
             worst = max(worst, _equal(_of(rows[0], "applied"), all_changes, values, what))
     return worst
 

@@ -82,7 +82,7 @@ def parameters_of(training: Training) -> bytes:
     return b"".join(parameter.tobytes() for parameter in training.parameters())
 
 
-def shared_momenta(training: Training) -> list[Floats | None]:
+def common_momenta(training: Training) -> list[Floats | None]:
     """Momenta of biases, which travel dense: equal on all ranks, and newcomers get them in their first step."""
     pairs = zip(training.unsent("momentum"), training.parameters(), strict=True)
     return [momentum if parameter.ndim == 1 else None for momentum, parameter in pairs]
@@ -104,17 +104,17 @@ def train(spec: str, seed: int, options: argparse.Namespace) -> dict[str, float]
             row: dict[str, Any] = {"life": life, "rank": hvd.rank(), "size": hvd.size()}
             if options.rows == "laws":
                 residual, momentum = (sums.of(training.unsent(p)) for p in ("residual", "momentum"))
-                shared = sums.of(shared_momenta(training))
+                common = sums.of(common_momenta(training))
                 row["start_digest"] = hash(parameters_of(training))
                 row["before"], row["momentum"] = residual.tolist(), momentum.tolist()
-                row["shared"] = (MOMENTUM * shared).tolist()
+                row["common"] = (MOMENTUM * common).tolist()
             batch = samples(seed, state.step, hvd.rank(), hvd.size(), len(classes))
             gradients, averages = training.step(inputs[batch], classes[batch])
             row["time"] = time.time()
             state.step += 1
             row["step"] = state.step
             if options.rows == "laws":
-                row["given"] = (sums.of(gradients) + MOMENTUM * (momentum - shared)).tolist()
+                row["given"] = (sums.of(gradients) + MOMENTUM * (momentum - common)).tolist()
                 row["applied"] = sums.of(averages).tolist()
                 row["after"] = sums.of(training.unsent("residual")).tolist()
                 row["momentum_after"] = sums.of(training.unsent("momentum")).tolist()

@@ -187,15 +187,15 @@ def _phase(numel: int, device: torch.device) -> tuple[FactorExchange, ProductIte
     m, grad, average = (
         of_device.array(_gradient(rows * cols, device).view(rows, cols)) for _ in range(3)
     )
-    share = ProductItem(m, grad, BETA, factor, RANK, False)
+    product = ProductItem(m, grad, BETA, factor, RANK, False)
     settle = SettleItem(m, factor, False, kept, average, False)
-    return FactorExchange(kinds_of([share]), False, device), share, settle
+    return FactorExchange(kinds_of([product]), False, device), product, settle
 
 
 def _multiplies(numel: int, device: torch.device) -> Work:
     """Error feedback, a basis, and the product, which is PyTorch's."""
-    exchange, share, _ = _phase(numel, device)
-    return lambda: exchange.multiply([share])
+    exchange, product, _ = _phase(numel, device)
+    return lambda: exchange.multiply([product])
 
 
 def _settles(numel: int, device: torch.device) -> Work:
@@ -206,8 +206,8 @@ def _settles(numel: int, device: torch.device) -> Work:
 
 def _torch_settles(numel: int, device: torch.device) -> Work:
     """As PyTorch's powerSGD_hook: the product of the averages, of which the gradient loses as much."""
-    _, share, settle = _phase(numel, device)
-    m, average, q, p = map(tensor_of, (share.m, settle.average, share.factor, settle.kept))
+    _, product, settle = _phase(numel, device)
+    m, average, q, p = map(tensor_of, (product.m, settle.average, product.factor, settle.kept))
     rows, cols = m.shape
     left, right = p.view(RANK, rows).t(), q.view(RANK, cols)
 

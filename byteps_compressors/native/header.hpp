@@ -16,7 +16,7 @@ struct Header {
   std::uint32_t step = 0;
   std::uint16_t epoch = 0;
   std::uint16_t partition = 0;
-  std::uint16_t sender = kShared;  // rank that seeds the random numbers, or a constant below
+  std::uint16_t sender = kCommonSeed;  // rank that seeds the random numbers, or a constant below
   // Unit of the gradients, for the server's residual; if the spec has lr=scale or a loss scale was
   // set.
   struct Unit {
@@ -40,7 +40,7 @@ struct Header {
   // Added to `rounding`, which is below them.
   static constexpr std::uint8_t kHasUnit = 0x80;
   static constexpr std::uint8_t kScaled = 0x40;
-  static constexpr std::uint16_t kShared = 0xFFFF;  // seed shared by all workers
+  static constexpr std::uint16_t kCommonSeed = 0xFFFF;  // all workers have the same seed
   static constexpr std::uint16_t kServer = 0xFFFE;
   // Not a gradient, but piece `step` of the server's residual.
   static constexpr std::uint16_t kRead = 0xFFFD;

@@ -58,7 +58,7 @@ class Partition : public Compressor {
   }
 
   gradcomp_call call_of(const Header& header) const {
-    const std::uint64_t seed = header.sender == Header::kShared
+    const std::uint64_t seed = header.sender == Header::kCommonSeed
                                    ? options_.seed
                                    : gradcomp_rank_seed(options_.seed, header.sender);
     return {seed, header.step, options_.tensor << 16 | header.partition};

@@ -82,7 +82,7 @@ class WorkerPartition final : public Partition {
     apart.read(reinterpret_cast<const std::uint8_t*>(message.data) + Header::kSize);
     std::string text = "ProtocolError: the workers are not at the same point of the training: ";
     for (const std::size_t i : {0, 1}) {
-      const std::string who = apart.sender[i] == Header::kShared
+      const std::string who = apart.sender[i] == Header::kCommonSeed
                                   ? "a worker"
                                   : "worker " + std::to_string(apart.sender[i]);
       text += (i == 0 ? "" : ", and ") + who + " is at step " + std::to_string(apart.step[i]) +

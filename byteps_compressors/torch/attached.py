@@ -283,12 +283,12 @@ def attach(
             )
     check_agreement(config, shapes, server_feedback)
     _report(config, shapes)
-    sharing = {
+    whole = {
         codec.name
         for codec in map(get_codec, {spec.first_codec for spec in specs.values()})
-        if "shares" in codec.caps
+        if "whole_bucket" in codec.caps
     }
-    for name in sorted(sharing):
+    for name in sorted(whole):
         _log.warning(
             "'%s' compresses the tensors of a bucket together, as matrices; BytePS compresses each "
             "partition separately, as a vector, so that the rate or ratio holds for each partition",

@@ -153,7 +153,7 @@ void bind_codec(py::module_& m) {
       .def_property_readonly("caps", &caps)
       .def_property_readonly("carried", [](const PyCodec& c) { return carried_size(c.codec()); })
       .def_property_readonly("decodes_slowly",
-                             [](const PyCodec& c) { return c.codec().decodes_slowly(); })
+                             [](const PyCodec& c) { return c.codec().caps().decodes_slowly; })
       .def_property_readonly("payload_dtype", &payload_dtype)
       .def(
           "max_payload_size",

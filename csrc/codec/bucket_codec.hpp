@@ -12,7 +12,7 @@
 
 namespace gradcomp {
 
-// Results of share() for the whole bucket, cached for encode(). Only its codec knows their type.
+// Results of plan() for the whole bucket, cached for encode(). Only its codec knows their type.
 class BucketWork {
  public:
   BucketWork() = default;
@@ -21,37 +21,37 @@ class BucketWork {
   virtual ~BucketWork() = default;
 };
 
-// BucketCall::share of a tensor that is encoded by itself.
-inline constexpr std::uint64_t kNoShare = ~std::uint64_t{0};
+// BucketCall::plan of a tensor that is encoded by itself.
+inline constexpr std::uint64_t kNoPlan = ~std::uint64_t{0};
 
 // The part of a Call that bucket codecs alone read.
 struct BucketCall {
-  // encode only: share()'s result for this tensor. A codec's own unit, e.g. a number of elements or
-  // an index.
-  std::uint64_t share = kNoShare;
-  BucketWork* work = nullptr;  // encode only: share()'s cached work, or nullptr
+  // encode only: plan()'s result for this tensor, in a unit that its codec alone knows: a number
+  // of elements or an index, for example.
+  std::uint64_t plan = kNoPlan;
+  BucketWork* work = nullptr;  // encode only: plan()'s cached work, or nullptr
   // State from learn(); encoder and decoder need the same. Empty: none. A payload that was encoded
   // without a basis decodes with any.
   Span<const float> basis = {};
 };
 
-// A tensor of a bucket, as share() sees it.
+// A tensor of a bucket, as plan() sees it.
 struct BucketTensor {
   Span<const float> x;
   std::size_t cols = 0;  // Call::cols
   // Encoder state of this tensor: BucketCodec::carried() numbers, zeros before the first step.
-  // share() reads those of the last step and overwrites them. Empty: no state is kept.
+  // plan() reads those of the last step and overwrites them. Empty: no state is kept.
   Span<float> carried = {};
   Span<const float> basis = {};  // BucketCall::basis
 };
 
-// An interface beside Codec, so that codecs may derive from any other base class, too.
+// An interface next to Codec, so that codecs may derive from any other base class, too.
 class BucketCodec {
  public:
-  // Looks at all tensors of a bucket at once. Sets shares[i], the BucketCall::share of tensor i,
+  // Looks at all tensors of a bucket at once. Sets plans[i], the BucketCall::plan of tensor i,
   // and may set `work`.
-  virtual Status share(Span<const BucketTensor> tensors, const Call& call,
-                       Span<std::uint64_t> shares, std::unique_ptr<BucketWork>* work) const = 0;
+  virtual Status plan(Span<const BucketTensor> tensors, const Call& call, Span<std::uint64_t> plans,
+                      std::unique_ptr<BucketWork>* work) const = 0;
 
   // Size of BucketTensor::carried. Only the encoder uses these numbers.
   virtual std::size_t carried() const noexcept { return 0; }
@@ -93,8 +93,8 @@ inline Status learn(const Codec& codec, Span<const float> average, const Call& c
   return bucket->learn(average, call, basis);
 }
 
-inline std::uint64_t share_of(const Call& call) noexcept {
-  return call.bucket == nullptr ? kNoShare : call.bucket->share;
+inline std::uint64_t plan_of(const Call& call) noexcept {
+  return call.bucket == nullptr ? kNoPlan : call.bucket->plan;
 }
 inline BucketWork* work_of(const Call& call) noexcept {
   return call.bucket == nullptr ? nullptr : call.bucket->work;

@@ -1,4 +1,4 @@
-// Capabilities of codecs: the fields are the rows of GRADCOMP_EACH_CAP, which describes each.
+// Capabilities of codecs. GRADCOMP_EACH_CAP describes those that users see.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,16 @@ struct Caps {
   GRADCOMP_EACH_CAP(GRADCOMP_CAP_FIELD)
 #undef GRADCOMP_CAP_FIELD
   PayloadType payload_type = PayloadType::kBytes;  // of a summable codec
+  // Codec::encode honours Call::feedback (codec/feedback.hpp): it corrects every element before it
+  // first reads it, and subtracts the decoded payload. Such an encode fails before it has touched
+  // any element, or not at all.
+  bool fuses_feedback = false;
+  // Decoding takes much longer than copying, so that a rank had better keep what its own payload
+  // decodes to; for codecs that do not fuse feedback.
+  bool decodes_slowly = false;
 };
 
-// Calls fn(name, bit) for each capability that is set.
+// Calls fn(name, bit) for each capability of GRADCOMP_EACH_CAP that is set.
 template <typename Fn>
 void for_each_cap(const Caps& caps, const Fn& fn) {
 #define GRADCOMP_CAP_CALL(name, NAME, bit) \

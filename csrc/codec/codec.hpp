@@ -14,13 +14,14 @@ namespace gradcomp {
 
 class Feedback;
 class BucketCodec;
+class SparseInterface;
 struct BucketCall;
 
 // Input of a call besides the data. Randomness enters here and nowhere else.
 struct Call {
   std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
   Scratch* scratch = nullptr;          // required
-  const Feedback* feedback = nullptr;  // encode only, see Codec::fuses_feedback
+  const Feedback* feedback = nullptr;  // encode only, see Caps::fuses_feedback
   // encode and learn only: elements of a row, where the tensor is a matrix [shape[0], rest]; else 0
   std::size_t cols = 0;
   const BucketCall* bucket = nullptr;  // codec/bucket_codec.hpp; nullptr: no bucket, no state
@@ -47,17 +48,12 @@ class Codec {
                         std::size_t* written) const = 0;
 
   // The codec's interface for whole buckets (codec/bucket_codec.hpp); nullptr: it has none. Exactly
-  // codecs with caps().shares have one.
+  // codecs with caps().whole_bucket have one.
   virtual const BucketCodec* bucket() const noexcept { return nullptr; }
 
-  // Whether encode honours call.feedback (codec/feedback.hpp): it then corrects every element
-  // before it first reads it, and subtracts the decoded payload. Such an encode fails before it has
-  // touched any element, or not at all.
-  virtual bool fuses_feedback() const noexcept { return false; }
-
-  // Whether decoding takes much longer than copying, so that a rank had better keep what its own
-  // payload decodes to; for codecs that do not fuse feedback.
-  virtual bool decodes_slowly() const noexcept { return false; }
+  // The codec's interface for sparse payloads (codec/sparse_interface.hpp); nullptr: it has none.
+  // Exactly codecs with caps().sparse have one.
+  virtual const SparseInterface* sparse() const noexcept { return nullptr; }
 
   // Overwrites y. `in` is untrusted, down to every byte. After an error the caller must discard y.
   virtual Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const = 0;
@@ -80,29 +76,6 @@ class Codec {
                       OpenPayload* opened) const {
     (void)in, (void)call, (void)n, (void)opened;
     return {};
-  }
-
-  // y = 0 at the elements that the payload carries, whatever their values; for codecs whose
-  // payloads have indices (Symbols::kIndices).
-  virtual Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
-    (void)in, (void)call, (void)y;
-    return {Code::kSpec, "this codec's payloads do not say which elements they carry"};
-  }
-
-  // decode_add, and counts[i] += 1 at the elements that the payload carries, whatever their values;
-  // for codecs with caps().sparse. After an error the counts are unchanged, too.
-  virtual Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
-                                  Span<float> acc, Span<std::uint16_t> counts) const {
-    (void)in, (void)call, (void)weight, (void)acc, (void)counts;
-    return {Code::kSpec, "this codec's payloads carry all elements"};
-  }
-
-  // Sum of the squares of n decoded elements, for codecs with caps().sparse. Reads values alone: it
-  // may accept a payload that decode refuses.
-  virtual Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
-                             double* sum) const {
-    (void)in, (void)call, (void)n, (void)sum;
-    return {Code::kSpec, "this codec's payloads carry all elements"};
   }
 };
 

@@ -1,6 +1,7 @@
 #include "codec/feedback.hpp"
 
 #include "base/chunks.hpp"
+#include "codec/sparse_interface.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -34,6 +35,14 @@ void zero_nonfinite(Span<float> x) {
   });
 }
 
+// Momentum at the elements that a payload carries becomes 0.
+Status mask_momentum(const Codec& codec, Span<const std::uint8_t> payload, const Call& call,
+                     Span<float> momentum) {
+  const SparseInterface* const sparse = codec.sparse();
+  if (sparse == nullptr) return {Code::kSpec, "this codec's payloads carry all elements"};
+  return sparse->zero_sent(payload, call, momentum);
+}
+
 // The bits of both ways are the same, by the rule of Codec::decode_add.
 Status subtract_payload(const Codec& codec, Span<const std::uint8_t> payload, const Call& call,
                         const Feedback& feedback) {
@@ -55,7 +64,8 @@ Status encode_payload(const Codec& codec, Span<const float> x, const Call& call,
   const Feedback* const feedback = call.feedback;
   if (feedback == nullptr) return codec.encode(x, call, out, written);
   const Span<float> residual = feedback->residual();
-  if (codec.fuses_feedback()) {
+  const Caps caps = codec.caps();
+  if (caps.fuses_feedback) {
     GRADCOMP_TRY(codec.encode(x, call, out, written));
   } else {
     feedback->correct_all();
@@ -68,9 +78,9 @@ Status encode_payload(const Codec& codec, Span<const float> x, const Call& call,
   if (correction != nullptr && correction->masking) {
     Call plain = call;
     plain.feedback = nullptr;
-    GRADCOMP_TRY(codec.zero_sent({out.data(), *written}, plain, correction->momentum));
+    GRADCOMP_TRY(mask_momentum(codec, {out.data(), *written}, plain, correction->momentum));
   }
-  if (!feedback->finite() || !codec.caps().finite) {
+  if (!feedback->finite() || !caps.finite) {
     zero_nonfinite(residual);
     if (correction != nullptr) zero_nonfinite(correction->momentum);
   }

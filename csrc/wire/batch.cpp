@@ -13,6 +13,7 @@
 #include "base/chunks.hpp"
 #include "base/scratch.hpp"
 #include "codec/bucket_codec.hpp"
+#include "codec/sparse_interface.hpp"
 #include "kernels/kernels.hpp"
 #include "wire/averaging.hpp"
 #include "wire/frame.hpp"
@@ -44,14 +45,14 @@ void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
   for_tasks(small.size(), [&](std::size_t i) { fn(small[i]); });
 }
 
-// Calls share() for the items of each bucket: items of the same spec, whose codec has BucketCodec.
-Status find_shares(Span<const EncodeItem> items, Span<BucketCall> calls,
-                   std::vector<std::unique_ptr<BucketWork>>* works) {
+// Calls plan() for the items of each bucket: items of the same spec, whose codec has BucketCodec.
+Status find_plans(Span<const EncodeItem> items, Span<BucketCall> calls,
+                  std::vector<std::unique_ptr<BucketWork>>* works) {
   std::vector<bool> done(items.size(), false);
   for (std::size_t first = 0; first < items.size(); ++first) {
     const CompiledCodec* const codec = items[first].codec;
-    const BucketCodec* const sharing = codec->codec->bucket();
-    if (done[first] || sharing == nullptr) continue;
+    const BucketCodec* const planner = codec->codec->bucket();
+    if (done[first] || planner == nullptr) continue;
     std::vector<std::size_t> bucket;
     std::vector<BucketTensor> tensors;
     for (std::size_t i = first; i < items.size(); ++i) {
@@ -65,8 +66,8 @@ Status find_shares(Span<const EncodeItem> items, Span<BucketCall> calls,
     Call call;
     call.scratch = &thread_scratch();
     std::unique_ptr<BucketWork> work;
-    GRADCOMP_TRY(sharing->share({tensors.data(), tensors.size()}, call,
-                                {found.data(), found.size()}, &work));
+    GRADCOMP_TRY(
+        planner->plan({tensors.data(), tensors.size()}, call, {found.data(), found.size()}, &work));
     for (std::size_t i = 0; i < bucket.size(); ++i) {
       calls[bucket[i]] = {found[i], work.get(), items[bucket[i]].basis};
     }
@@ -179,12 +180,13 @@ Status add_frames(const DecodeItem& item, float weight, std::size_t* at) {
 
 Status find_factors(const DecodeItem& item, std::size_t* at, std::vector<double>* factors) {
   const Codec& codec = *item.codec->codec;
+  const SparseInterface* const sparse = codec.sparse();
   const std::size_t n = item.acc.size();
   std::vector<double> norms(item.frames.size());
   GRADCOMP_TRY(for_frames(item, at, [&](Span<const std::uint8_t> payload, const Call& call) {
     double sum = 0;
-    if (codec.caps().sparse) {
-      GRADCOMP_TRY(codec.sum_squares(payload, call, n, &sum));
+    if (sparse != nullptr) {
+      GRADCOMP_TRY(sparse->sum_squares(payload, call, n, &sum));
     } else {
       const Span<float> decoded = own_scratch().get<float>(kDecodedSlot, n + 1);
       if (decoded.empty()) return out_of_memory(n);
@@ -216,6 +218,8 @@ Status decode_item(const DecodeItem& item, float weight, std::size_t* at) {
       return codec.decode_add(payload, call, weight_of(*at), item.acc);
     });
   }
+  const SparseInterface* const sparse = codec.sparse();
+  if (sparse == nullptr) return {Code::kSpec, "this codec's payloads carry all elements"};
   if (item.frames.size() > std::numeric_limits<std::uint16_t>::max()) {
     return capacity_error("an average over senders takes at most 65535 frames, not " +
                           std::to_string(item.frames.size()));
@@ -226,7 +230,7 @@ Status decode_item(const DecodeItem& item, float weight, std::size_t* at) {
     std::fill(counts.begin() + begin, counts.begin() + end, std::uint16_t{0});
   });
   GRADCOMP_TRY(for_frames(item, at, [&](Span<const std::uint8_t> payload, const Call& call) {
-    return codec.decode_add_count(payload, call, weight_of(*at), item.acc, {counts.data(), n});
+    return sparse->decode_add_count(payload, call, weight_of(*at), item.acc, {counts.data(), n});
   }));
   divide_by_counts({counts.data(), n}, item.acc);
   return {};
@@ -249,7 +253,7 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
   GRADCOMP_TRY(rooms.open(out, {largest.data(), largest.size()}));
   std::vector<BucketCall> bucket_calls(items.size());
   std::vector<std::unique_ptr<BucketWork>> works;
-  GRADCOMP_TRY(find_shares(items, {bucket_calls.data(), bucket_calls.size()}, &works));
+  GRADCOMP_TRY(find_plans(items, {bucket_calls.data(), bucket_calls.size()}, &works));
   std::vector<Status> statuses(items.size());
   for_items(
       items.size(), [&](std::size_t i) { return items[i].x.size(); },

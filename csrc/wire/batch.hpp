@@ -24,7 +24,7 @@ struct EncodeItem {
 std::size_t max_batch_size(Span<const EncodeItem> items) noexcept;
 
 // Writes the items' frames to `out` without gaps; sizes[i] is the size of frame i. Items of one
-// spec are one bucket if its codec has BucketCodec share(). After an error some residuals may be
+// spec are planned together if its codec has BucketCodec. After an error some residuals may be
 // corrected gradients, and others the result of encoding.
 Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<std::size_t> sizes);
 

@@ -17,7 +17,7 @@ __all__ = ["decode_batch_add", "encode_batch", "give_batch", "launch_batch"]
 def encode_batch(tensors: Sequence[EncodeItem]) -> tuple[ByteArray, list[int]]:
     """Encode all tensors of a bucket.
 
-    Each frame is that of `Codec.encode` for the tensor alone, except for codecs that ``share``:
+    Each frame is that of `Codec.encode` for the tensor alone, except for codecs with ``whole_bucket``:
     ``globaltopk`` chooses among all elements of its tensors, and ``adaptive`` gives all of them one
     step size. All threads together encode each large tensor; small tensors are encoded in parallel,
     one thread each. The bytes depend neither on the threads nor on the tensors' devices.

@@ -46,7 +46,7 @@ class Codec:
         ``nonlinear``: summable, but the decode of a sum is not the sum of the decodes; ``seeded``:
         the bytes depend on seed, step and tensor_id; ``sparse``: decode_add costs O(payload);
         ``finite``: a finite input decodes to finite values; ``private_noise``: encoding draws noise
-        that ranks should not share; ``shares``: tensors that travel together are encoded together,
+        that ranks should not share; ``whole_bucket``: the tensors of a bucket are looked at as a whole,
         see `gradcomp.encode_batch`; ``learns``: averages of past steps help, see `learn`.
         ``GRADCOMP_EACH_CAP`` in gradcomp.h lists them."""
         self.carried: int = self.core.carried

@@ -115,7 +115,7 @@ def _expected_size(spec: Spec, numel: int) -> int:
     rate = _codec_stage(spec).params.get("rate")
     if isinstance(rate, float):
         return min(most, math.ceil(rate * numel / 8) + _FRAME_BYTES)
-    if "shares" in codec.caps:
+    if "whole_bucket" in codec.caps:
         # A bucket has as many elements as `topk` sends; a single tensor may get all or none.
         return get_codec(_as_topk(spec).codec).max_encoded_size(numel)
     return most

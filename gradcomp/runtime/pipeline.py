@@ -317,7 +317,7 @@ class Pipeline:
         """Start averaging the tensors of a bucket; see `round`.
 
         Each phase is one request for all tensors. The averages equal those of `round`, with two
-        exceptions: codecs that ``share`` encode all tensors of a bucket together, and the exchange
+        exceptions: codecs with ``whole_bucket`` look at all tensors of a bucket, and the exchange
         ``sra`` cuts a bucket into chunks.
 
         Args:

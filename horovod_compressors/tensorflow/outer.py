@@ -96,8 +96,8 @@ class OuterStep(HorovodOuterSteps):
         chosen = self._agree(compression, values, every, options)
         plain = [v if isinstance(v, tf.Variable) else v.value for v in model.variables]
         # Not the states of random generators, which Horovod cannot send.
-        shared = [v for v in plain if v.dtype.is_floating]
-        hvd.broadcast_variables(shared, process_set.ranks[0], process_set=process_set)
+        common = [v for v in plain if v.dtype.is_floating]
+        hvd.broadcast_variables(common, process_set.ranks[0], process_set=process_set)
         super().__init__(chosen, values)
 
     def callback(self) -> Any:

@@ -33,15 +33,15 @@ class Checkpoints:
         self._home = output / "checkpoints"
         self._keep = keep
 
-    def save(self, step: int, shared: State, of_rank: State) -> None:
-        """Write one checkpoint; every rank calls this, ``shared`` is taken from rank 0."""
+    def save(self, step: int, common: State, of_rank: State) -> None:
+        """Write one checkpoint; every rank calls this, ``common`` is taken from rank 0."""
         partial = self._home / f".step-{step:08d}.partial"
 
         def write() -> None:
             partial.mkdir(parents=True, exist_ok=True)
             _write(partial / _rank_file(engine().rank()), of_rank)
             if engine().rank() == 0:
-                _write(partial / _MODEL, {**shared, "world_size": engine().size()})
+                _write(partial / _MODEL, {**common, "world_size": engine().size()})
 
         def commit() -> None:
             if engine().rank() == 0:
@@ -65,18 +65,18 @@ class Checkpoints:
 
 
 def load(path: Path) -> tuple[State, list[State]]:
-    """The shared part of a checkpoint, and the parts of ranks that this rank needs.
+    """The common part of a checkpoint, and the parts of ranks that this rank needs.
 
     It needs its own part, or the parts of all ranks when the world size has changed. Raises
     ConfigError naming the file that cannot be read.
     """
-    shared = _read(path / _MODEL)
+    common = _read(path / _MODEL)
     ranks = (
         [engine().rank()]
-        if shared["world_size"] == engine().size()
-        else range(shared["world_size"])
+        if common["world_size"] == engine().size()
+        else range(common["world_size"])
     )
-    return shared, [_read(path / _rank_file(rank)) for rank in ranks]
+    return common, [_read(path / _rank_file(rank)) for rank in ranks]
 
 
 def random_state() -> State:

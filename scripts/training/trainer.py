@@ -128,31 +128,31 @@ class Trainer:
     # ------------------------------------------------------------ checkpoints
 
     def _restore(self, path: Path) -> dict[str, Any]:
-        """Load the shared part and the compressor; returns this rank's own part."""
-        shared, parts = checkpoint.load(path)
+        """Load the common part and the compressor; returns this rank's own part."""
+        common, parts = checkpoint.load(path)
         for key, now in self._identity.items():
-            before = shared.get(key)
+            before = common.get(key)
             if before != now:
                 raise StateError(
                     f"{path} has {key} {before}, but this run has {now}; resume with the same "
                     "one, or start anew with another --output"
                 )
-        self.learner.load_state_dict(shared)
-        self.progress = Progress(**shared["progress"])
+        self.learner.load_state_dict(common)
+        self.progress = Progress(**common["progress"])
         self._saved_step = self.progress.step
         if self.progress.samples + self._global_batch > self._samples:
             # More workers or larger batches than before: the rest is less than one step.
             self.progress.epoch += 1
             self.progress.samples = 0
         states = [part["compressor"] for part in parts]
-        same_world = shared["world_size"] == self.workers
+        same_world = common["world_size"] == self.workers
         self.learner.load_compressor_state(states[0] if same_world else states)
         return {**parts[self.rank % len(parts)], "same_world": same_world}
 
     def _save(self) -> None:
         if self._saved_step == self.progress.step:
             return
-        shared = {
+        common = {
             **self._identity,
             **self.learner.state_dict(),
             "progress": asdict(self.progress),
@@ -163,7 +163,7 @@ class Trainer:
             "random": checkpoint.random_state(),
             "sent_bytes": self.traffic.sent,
         }
-        self._checkpoints.save(self.progress.step, shared, own_state)
+        self._checkpoints.save(self.progress.step, common, own_state)
         self._saved_step = self.progress.step
 
     # --------------------------------------------------------------- training

@@ -59,11 +59,19 @@ TEST_CASE("the same bytes at every level and thread count") {
   }
 }
 
-TEST_CASE("exactly the codecs that share have the interface for buckets") {
+TEST_CASE("exactly the codecs that look at whole buckets have the interface for them") {
   for (const std::string& spec : example_specs()) {
     CAPTURE(spec);
     const CompiledCodec codec = compile(spec);
-    CHECK((codec.codec->bucket() != nullptr) == codec.codec->caps().shares);
+    CHECK((codec.codec->bucket() != nullptr) == codec.codec->caps().whole_bucket);
+  }
+}
+
+TEST_CASE("exactly the sparse codecs have the interface for sparse payloads") {
+  for (const std::string& spec : example_specs()) {
+    CAPTURE(spec);
+    const CompiledCodec codec = compile(spec);
+    CHECK((codec.codec->sparse() != nullptr) == codec.codec->caps().sparse);
   }
 }
 
@@ -75,7 +83,7 @@ TEST_CASE("a batch is its tensors, with error feedback fused or not") {
   for (std::size_t threads : {1, 8}) {
     set_thread_count(threads);
     for (const CompiledCodec& codec : codecs) {
-      if (codec.codec->caps().shares) continue;
+      if (codec.codec->caps().whole_bucket) continue;
       CAPTURE(codec.spec);
       std::vector<std::vector<float>> grads, residuals, expected;
       std::vector<std::uint8_t> frames;

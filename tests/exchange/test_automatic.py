@@ -76,7 +76,7 @@ def test_a_gather_is_taken_while_it_costs_little(codec: str, ranks: int) -> None
         assert ranks > 2
         assert taken < gather
         assert taken <= 0.26 * gather or gather > 0.75 * dense
-    if ranks > 2 and "shares" not in get_codec(codec).caps:
+    if ranks > 2 and "whole_bucket" not in get_codec(codec).caps:
         assert taken < 1.15 * dense, "no codec passes many more bytes than no compression"
 
 
@@ -84,8 +84,8 @@ class WithPeers(CoreDevice):
     """A device that sends what kernels do to its peers."""
 
     def to_peers(self, codec: Codec) -> Any:
-        shares = codec.name in ("topk", "int8", "fp16") and "values=int8" not in codec.spec
-        return self if shares else None
+        sends = codec.name in ("topk", "int8", "fp16") and "values=int8" not in codec.spec
+        return self if sends else None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@
 #include "base/rng.hpp"
 #include "codec/bucket_codec.hpp"
 #include "codec/frame_layout.hpp"
+#include "codec/sparse_interface.hpp"
 #include "kernels/crc32c.hpp"
 #include "stages/compile.hpp"
 #include "stages/registry.hpp"
@@ -150,13 +151,13 @@ void mutate(std::vector<std::uint8_t>* bytes, Stream* random) {
 // Counts refuse a payload where decode does; else counts and norms are those of decoded elements.
 void check_counted(const Subject& subject, Span<const std::uint8_t> payload, const Call& call,
                    const std::vector<float>& decoded, const Status& expected) {
-  const Codec& codec = *subject.codec.codec;
+  const SparseInterface& sparse = *subject.codec.codec->sparse();
   std::vector<float> acc(decoded.size());
   std::vector<std::uint16_t> counts(decoded.size());
-  const Status counted = codec.decode_add_count(payload, call, 1.0f, {acc.data(), acc.size()},
-                                                {counts.data(), counts.size()});
+  const Status counted = sparse.decode_add_count(payload, call, 1.0f, {acc.data(), acc.size()},
+                                                 {counts.data(), counts.size()});
   double sum = 0;
-  const Status summed = codec.sum_squares(payload, call, decoded.size(), &sum);
+  const Status summed = sparse.sum_squares(payload, call, decoded.size(), &sum);
   bool agrees = counted.ok() == expected.ok() && (summed.ok() || !expected.ok());
   double squares = 0;
   for (std::size_t i = 0; i < decoded.size(); ++i) {
@@ -202,7 +203,9 @@ bool decode(const Subject& subject, const std::vector<std::uint8_t>& bytes, Scra
                  added.message().c_str());
     std::abort();
   }
-  if (subject.codec.codec->caps().sparse) check_counted(subject, frame.payload, call, acc, added);
+  if (subject.codec.codec->sparse() != nullptr) {
+    check_counted(subject, frame.payload, call, acc, added);
+  }
   return decoded.ok();
 }
 

@@ -60,9 +60,9 @@ def changed(before: Loopback, stays: list[int], size: int) -> Loopback:
     for number, rank in enumerate(stays):
         state = resized(before.ranks[rank].state_dict(), number, size)
         after.ranks[number].load_state_dict(state)
-    shared = unpack_state(pack_state(common_state(after.ranks[0])))
+    common = unpack_state(pack_state(common_state(after.ranks[0])))
     for rank in after.ranks:
-        take_common_state(rank, shared, SHAPES)
+        take_common_state(rank, common, SHAPES)
     return after
 
 
@@ -111,7 +111,7 @@ def test_an_equal_size_changes_nothing() -> None:
             assert one[name][0].tobytes() == other[name][0].tobytes()
 
 
-def test_momenta_of_averages_are_shared_and_others_are_not() -> None:
+def test_momenta_of_averages_are_common_and_others_are_not() -> None:
     """DGC applies the momentum of a tensor that travels dense to averages: it is equal on all ranks."""
     rules = [{"match": {"name": "bias"}, "use": "momentum_correction|identity"}]
     of = configured("dgc(ratio=0.05,warmup_epochs=0)", rules=rules)
@@ -123,7 +123,7 @@ def test_momenta_of_averages_are_shared_and_others_are_not() -> None:
     assert not momenta["top"].any()
 
 
-def test_the_epoch_is_shared() -> None:
+def test_the_epoch_is_common() -> None:
     first, second = Pipeline(config(), 0, 2), Pipeline(config(), 1, 2)
     first.set_epoch(3)
     take_common_state(second, common_state(first), SHAPES)

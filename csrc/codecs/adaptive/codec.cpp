@@ -23,8 +23,8 @@
 namespace gradcomp {
 namespace {
 
-// The plans of a bucket, made by share() for encode(), with the memory that they point to. The
-// thread's next bucket reuses that memory, as allocating it anew costs more than the arithmetic.
+// The plans of a bucket, made by plan() for encode(), with the memory that they point to. The
+// thread's next bucket reuses that memory, as to allocate it again costs more than the arithmetic.
 struct BucketPlans final : public BucketWork {
   std::vector<TensorPlan> of;
   std::unique_ptr<Scratch> memory;
@@ -60,26 +60,25 @@ class Adaptive final : public Codec, public BucketCodec {
 
   Caps caps() const noexcept override {
     Caps caps;
-    caps.shares = true;
+    caps.decodes_slowly = true;
+    caps.whole_bucket = true;
     caps.learns = learns_;
     return caps;
   }
 
   const BucketCodec* bucket() const noexcept override { return this; }
 
-  bool decodes_slowly() const noexcept override { return true; }
-
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return n < kMinAdaptive ? 4 * n : 3 * n + kMinAdaptive;
   }
 
-  // BucketCall::share is the tensor's index in the plans.
-  Status share(Span<const BucketTensor> tensors, const Call&, Span<std::uint64_t> shares,
-               std::unique_ptr<BucketWork>* work) const override {
-    auto plans = std::make_unique<BucketPlans>();
-    GRADCOMP_TRY(control_.plan(tensors, *plans->memory, &plans->of));
-    for (std::size_t i = 0; i < shares.size(); ++i) shares[i] = i;
-    *work = std::move(plans);
+  // BucketCall::plan is the tensor's index in the bucket's plans.
+  Status plan(Span<const BucketTensor> tensors, const Call&, Span<std::uint64_t> plans,
+              std::unique_ptr<BucketWork>* work) const override {
+    auto bucket_plans = std::make_unique<BucketPlans>();
+    GRADCOMP_TRY(control_.plan(tensors, *bucket_plans->memory, &bucket_plans->of));
+    for (std::size_t i = 0; i < plans.size(); ++i) plans[i] = i;
+    *work = std::move(bucket_plans);
     return {};
   }
 
@@ -119,7 +118,7 @@ class Adaptive final : public Codec, public BucketCodec {
       GRADCOMP_TRY(control_.plan({&tensor, 1}, *call.scratch, &alone));
       plan = alone.data();
     } else {
-      plan = &static_cast<BucketPlans*>(work)->of[share_of(call)];
+      plan = &static_cast<BucketPlans*>(work)->of[plan_of(call)];
     }
     for (;; plan->step *= 2) {
       write_payload(plan, points_, {out.data(), most}, written);

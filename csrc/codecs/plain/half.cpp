@@ -13,7 +13,11 @@ constexpr std::size_t kTile = 4096;  // elements that stay in the first-level ca
 
 class Half : public PieceCodec {
  public:
-  bool fuses_feedback() const noexcept final { return true; }
+  Caps caps() const noexcept override {
+    Caps caps;
+    caps.fuses_feedback = true;
+    return caps;
+  }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept final { return 2 * n; }
 
@@ -64,7 +68,7 @@ class Fp16 final : public Half {
   explicit Fp16(bool saturate) : saturate_(saturate) {}
 
   Caps caps() const noexcept override {
-    Caps caps;
+    Caps caps = Half::caps();
     caps.summable = true;
     caps.finite = saturate_;
     caps.payload_type = PayloadType::kFloat16;
@@ -90,7 +94,7 @@ class Fp16 final : public Half {
 class Bf16 final : public Half {
  public:
   Caps caps() const noexcept override {
-    Caps caps;
+    Caps caps = Half::caps();
     caps.finite = false;  // values in the last half step below 2^128 round to Inf
     return caps;
   }

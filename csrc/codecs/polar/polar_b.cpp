@@ -39,13 +39,12 @@ class PolarB final : public PolarCodec<PolarB> {
 
   Caps caps() const noexcept override {
     Caps caps;
+    caps.fuses_feedback = true;
     caps.seeded = params_.rotated;
     caps.private_noise = params_.rotated;
     caps.finite = !params_.rotated;  // magnitudes above 2^84 may become NaN
     return caps;
   }
-
-  bool fuses_feedback() const noexcept override { return true; }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return n < kMinPolarNumel ? 4 * n : layout(n).payload_size();

@@ -42,13 +42,12 @@ class PolarEc final : public PolarCodec<PolarEc> {
 
   Caps caps() const noexcept override {
     Caps caps;
+    caps.decodes_slowly = true;
     caps.seeded = true;
     caps.private_noise = true;
     caps.finite = !params_.rotated;  // magnitudes above 2^84 may become NaN
     return caps;
   }
-
-  bool decodes_slowly() const noexcept override { return true; }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return n < kMinPolarNumel ? 4 * n : layout(n).max_size();

@@ -14,8 +14,6 @@ class Blockwise8 final : public BucketScaleCodec {
  public:
   Blockwise8() : BucketScaleCodec(kBlock) {}
 
-  Caps caps() const noexcept override { return {}; }
-
  private:
   std::size_t code_bytes(std::size_t n) const noexcept override { return n; }
 

@@ -79,12 +79,9 @@ DitheredCodec::DitheredCodec(const Recipe& recipe, Norm norm, Partition partitio
 Caps DitheredCodec::caps() const noexcept {
   Caps caps;
   caps.private_noise = true;
+  // Fused only if no bucket crosses a chunk's border: else two threads may need its norm.
+  caps.fuses_feedback = bucket_ > kChunk || kChunk % bucket_ == 0;
   return caps;
-}
-
-// Fused only if no bucket crosses a chunk's border: else two threads may need its norm.
-bool DitheredCodec::fuses_feedback() const noexcept {
-  return bucket_ > kChunk || kChunk % bucket_ == 0;
 }
 
 std::size_t DitheredCodec::max_encoded_size(std::size_t n) const noexcept {

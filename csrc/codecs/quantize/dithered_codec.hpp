@@ -24,7 +24,6 @@ class DitheredCodec final : public Codec {
   DitheredCodec(const Recipe& recipe, Norm norm, Partition partition);
 
   Caps caps() const noexcept override;
-  bool fuses_feedback() const noexcept override;
   std::size_t max_encoded_size(std::size_t n) const noexcept override;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override;

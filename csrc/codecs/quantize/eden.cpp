@@ -33,7 +33,7 @@ class Eden final : public GroupCodec {
         unbiased_(recipe.params.boolean("unbiased")) {}
 
   Caps caps() const noexcept override {
-    Caps caps;
+    Caps caps = GroupCodec::caps();
     caps.seeded = true;
     caps.private_noise = true;
     caps.finite = false;  // magnitudes above 2^84 may become NaN

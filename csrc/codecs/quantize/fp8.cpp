@@ -18,7 +18,7 @@ class Fp8 final : public BucketScaleCodec {
         random_(params.choice("rounding") == "stochastic") {}
 
   Caps caps() const noexcept override {
-    Caps caps;
+    Caps caps = BucketScaleCodec::caps();
     caps.private_noise = random_;
     return caps;
   }

@@ -18,7 +18,12 @@ class GroupCodec : public Codec {
  public:
   static constexpr std::size_t kGroup = 512;
 
-  bool fuses_feedback() const noexcept final { return true; }
+  Caps caps() const noexcept override {
+    Caps caps;
+    caps.fuses_feedback = true;
+    return caps;
+  }
+
   std::size_t max_encoded_size(std::size_t n) const noexcept final;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const final;

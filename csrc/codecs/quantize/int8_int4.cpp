@@ -22,7 +22,7 @@ class IntegerCodec : public BucketScaleCodec {
         random_(params.choice("rounding") == "stochastic") {}
 
   Caps caps() const noexcept final {
-    Caps caps;
+    Caps caps = BucketScaleCodec::caps();
     caps.private_noise = random_;
     return caps;
   }

@@ -75,11 +75,10 @@ class TernGrad final : public PieceCodec {
 
   Caps caps() const noexcept override {
     Caps caps;
+    caps.fuses_feedback = true;
     caps.private_noise = true;
     return caps;
   }
-
-  bool fuses_feedback() const noexcept override { return true; }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return kHead + packed_bytes(n);

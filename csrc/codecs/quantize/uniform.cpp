@@ -47,7 +47,7 @@ class Uniform final : public GroupCodec {
   }
 
   Caps caps() const noexcept override {
-    Caps caps;
+    Caps caps = GroupCodec::caps();
     caps.seeded = rotated();
     caps.private_noise = stochastic_ || rotated();
     caps.finite = !rotated();  // magnitudes above 2^94 may become NaN

@@ -18,11 +18,13 @@ namespace gradcomp {
 
 class SignBitCodec : public PieceCodec {
  public:
-  Caps caps() const noexcept final { return {}; }
+  Caps caps() const noexcept final {
+    Caps caps;
+    caps.fuses_feedback = true;
+    return caps;
+  }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept final { return head_ + bit_bytes(n); }
-
-  bool fuses_feedback() const noexcept final { return true; }
 
   Status check(Span<const std::uint8_t> in, const Call&, std::size_t n) const final {
     GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));

@@ -5,6 +5,7 @@
 #include "base/bytes.hpp"
 #include "base/chunks.hpp"
 #include "codec/payload.hpp"
+#include "codec/sparse_interface.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/sparse/scatter.hpp"
 #include "codecs/sparse/selection.hpp"
@@ -72,7 +73,7 @@ struct Workspace {
   }
 };
 
-class BlockTopK final : public Codec {
+class BlockTopK final : public Codec, public SparseInterface {
  public:
   explicit BlockTopK(const Recipe& recipe)
       : kept_(static_cast<std::size_t>(recipe.params.integer("k"))),
@@ -148,6 +149,8 @@ class BlockTopK final : public Codec {
     scatter_add({kept.indices.data(), kept.indices.size()}, 1, kept.values.data(), weight, acc);
     return {};
   }
+
+  const SparseInterface* sparse() const noexcept override { return this; }
 
   Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
                           Span<float> acc, Span<std::uint16_t> counts) const override {

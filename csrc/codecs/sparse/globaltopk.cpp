@@ -16,21 +16,21 @@ namespace {
 
 std::uint32_t magnitude(float x) { return float_bits(x) & kMagnitudeMask; }
 
-// BucketCall::share is the number of the tensor's elements that are kept.
+// BucketCall::plan is the number of the tensor's elements that are kept.
 class GlobalTopK final : public SparseCodec, public BucketCodec {
  public:
   explicit GlobalTopK(const Recipe& recipe) : SparseCodec(recipe), keep_(recipe.params) {}
 
   Caps caps() const noexcept override {
     Caps caps = SparseCodec::caps();
-    caps.shares = true;
+    caps.whole_bucket = true;
     return caps;
   }
 
   const BucketCodec* bucket() const noexcept override { return this; }
 
-  Status share(Span<const BucketTensor> tensors, const Call& call, Span<std::uint64_t> shares,
-               std::unique_ptr<BucketWork>*) const override {
+  Status plan(Span<const BucketTensor> tensors, const Call& call, Span<std::uint64_t> plans,
+              std::unique_ptr<BucketWork>*) const override {
     std::size_t n = 0;
     std::vector<Span<const float>> values;
     for (const BucketTensor& tensor : tensors) {
@@ -51,11 +51,11 @@ class GlobalTopK final : public SparseCodec, public BucketCodec {
     // Ties keep the first elements, as topk does in a single tensor.
     std::size_t at = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      shares[i] = 0;
+      plans[i] = 0;
       for (; at < ends[i]; ++at) {
         const bool tie = reached[at] == least.number && least.ties > 0;
         if (tie) --least.ties;
-        shares[i] += tie || reached[at] > least.number ? 1 : 0;
+        plans[i] += tie || reached[at] > least.number ? 1 : 0;
       }
     }
     return {};
@@ -66,9 +66,9 @@ class GlobalTopK final : public SparseCodec, public BucketCodec {
   std::size_t max_kept(std::size_t n) const noexcept override { return n; }
 
   Status select(Span<const float> x, const Call& call, Selection* kept) const override {
-    const std::uint64_t share = share_of(call);
-    const std::size_t k = share == kNoShare ? keep_.count(x.size())
-                                            : std::min(static_cast<std::size_t>(share), x.size());
+    const std::uint64_t plan = plan_of(call);
+    const std::size_t k = plan == kNoPlan ? keep_.count(x.size())
+                                          : std::min(static_cast<std::size_t>(plan), x.size());
     if (k == 0) {
       *kept = {};
       return {};

@@ -9,13 +9,14 @@
 
 #include "codec/codec.hpp"
 #include "codec/kept_codec.hpp"
+#include "codec/sparse_interface.hpp"
 #include "codec/stage.hpp"
 #include "codecs/sparse/keep.hpp"
 #include "coding/values.hpp"
 
 namespace gradcomp {
 
-class SeededCodec : public Codec, public KeptCodec {
+class SeededCodec : public Codec, public KeptCodec, public SparseInterface {
  public:
   // Reads the parameters of seeded_params().
   explicit SeededCodec(const Params& params);
@@ -27,6 +28,8 @@ class SeededCodec : public Codec, public KeptCodec {
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final;
+
+  const SparseInterface* sparse() const noexcept final { return this; }
   Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
                           Span<float> acc, Span<std::uint16_t> counts) const final;
   Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,

@@ -10,6 +10,7 @@
 
 #include "codec/codec.hpp"
 #include "codec/kept_codec.hpp"
+#include "codec/sparse_interface.hpp"
 #include "codec/stage.hpp"
 #include "codecs/sparse/selection.hpp"
 #include "coding/indices.hpp"
@@ -17,7 +18,7 @@
 
 namespace gradcomp {
 
-class SparseCodec : public Codec, public KeptCodec {
+class SparseCodec : public Codec, public KeptCodec, public SparseInterface {
  public:
   // Reads the parameter `values` and the coder stage. A unit has 1 to kMaxUnit elements.
   explicit SparseCodec(const Recipe& recipe, std::size_t unit = 1);
@@ -33,6 +34,8 @@ class SparseCodec : public Codec, public KeptCodec {
                     Span<float> acc) const final;
   Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
               OpenPayload* opened) const final;
+
+  const SparseInterface* sparse() const noexcept final { return this; }
   Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
                           Span<float> acc, Span<std::uint16_t> counts) const final;
   Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,

@@ -54,8 +54,8 @@ GRADCOMP_API const char* gradcomp_codec_spec(const gradcomp_codec* codec);
   X(finite, FINITE, 8)                                                                           \
   /* Encoding draws noise that ranks should not share. */                                        \
   X(private_noise, PRIVATE_NOISE, 16)                                                            \
-  /* Tensors that travel together are looked at together before any of them is encoded. */       \
-  X(shares, SHARES, 32)                                                                          \
+  /* The tensors of a bucket are looked at as a whole before any of them is encoded. */          \
+  X(whole_bucket, WHOLE_BUCKET, 32)                                                              \
   /* Summable, but the decode of a sum is not the sum of the decodes: error feedback must        \
    * subtract the decode of the sum, not that of one rank's payload. */                          \
   X(nonlinear, NONLINEAR, 64)                                                                    \

@@ -115,7 +115,7 @@ def encode_pieces(tensors: Sequence[EncodeItem]) -> tuple[ByteArray, list[int]]:
 
 
 def encode_apart(groups: Sequence[Sequence[EncodeItem]]) -> tuple[ByteArray, list[int]]:
-    """As `encode_pieces` of all tensors, but codecs that ``share`` encode each group by itself."""
+    """As `encode_pieces` of all tensors, but codecs with ``whole_bucket`` encode each group by itself."""
     if len(groups) == 1:
         return encode_pieces(groups[0])
     encoded = [encode_pieces(group) for group in groups]

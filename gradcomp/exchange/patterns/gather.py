@@ -50,15 +50,15 @@ class Gather(BucketAggregator):
         averaging: Averaging = MEAN,
     ) -> None:
         # Frames of different specs may share a bucket, except for codecs that encode a whole bucket.
-        self.bucket = self if "shares" in codec.caps else Gather
+        self.bucket = self if "whole_bucket" in codec.caps else Gather
         self.codec = codec
         self.memory = memory
         self._seed_of_job = seed
         self._rank = rank
         self.seed = rank_seed(seed, rank)
         self.averaging = averaging
-        # Codecs that share look at the whole bucket, and a device may not take each of its tensors.
-        self.on_devices = averaging == MEAN and "shares" not in codec.caps
+        # With `whole_bucket` all tensors have to be in one place, and a device may not take each of them.
+        self.on_devices = averaging == MEAN and "whole_bucket" not in codec.caps
         state = {} if state is None else state
         self._carried = state.setdefault("carried", {})
         self._bases = state.setdefault("basis", {})

@@ -60,8 +60,8 @@ class SparseAllReduce(BucketAggregator):
         self.gather = Gather(self.codec, memory, context.seed, context.rank)
         # Sends nonzero elements only.
         self.carrier = get_codec(f"threshold(tau=0,values={_values(spec)})")
-        shares = "shares" in self.codec.caps
-        self.bucket = self if shares else (SparseAllReduce, self.carrier.spec)
+        whole_bucket = "whole_bucket" in self.codec.caps
+        self.bucket = self if whole_bucket else (SparseAllReduce, self.carrier.spec)
         self._rank = context.rank
         self._world_size = context.world_size
 

@@ -46,14 +46,14 @@ class Sra(BucketAggregator):
     again exactly the part that the averages lack.
 
     Codecs see pieces of tensors: a ``k`` counts within a piece, and a piece has its own scale. Codecs
-    that ``share`` choose within a chunk: each owner's part of the bytes is as large as its part of
+    with ``whole_bucket`` choose within a chunk: each owner's part of the bytes is as large as its part of
     the elements, in both phases, on all ranks. Their chunks have whole rows, where these are small.
     """
 
     def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
-        self._shares = "shares" in codec.caps
-        self.on_peer_devices = not self._shares
-        self.bucket = self if self._shares else Sra
+        self._whole_bucket = "whole_bucket" in codec.caps
+        self.on_peer_devices = not self._whole_bucket
+        self.bucket = self if self._whole_bucket else Sra
         self.codec = codec
         self.memory = memory
         self.gather = Gather(codec, memory, context.seed, context.rank)
@@ -70,7 +70,7 @@ class Sra(BucketAggregator):
                 for member, aggregator in zip(members, aggregators, strict=True)
             ]
             return (yield from self.gather.bucket_round(name, gathers))
-        chunks = cut(keys, self._world_size, whole_rows=self._shares)
+        chunks = cut(keys, self._world_size, whole_rows=self._whole_bucket)
         device = peer_device_of(
             [
                 EncodeItem(aggregator.codec, member.grad)
@@ -84,7 +84,7 @@ class Sra(BucketAggregator):
         bucket = _Bucket([member.on_host() for member in members], aggregators, HOST.zeros)
         of_chunks = bucket.scattered(chunks)
         # One call for all, unless the codec takes each chunk as a bucket.
-        groups = of_chunks if self._shares else [list(chain.from_iterable(of_chunks))]
+        groups = of_chunks if self._whole_bucket else [list(chain.from_iterable(of_chunks))]
         data = encode_apart(groups)
         bucket.sent()
 
@@ -210,7 +210,7 @@ class _Bucket:
         gather = self._aggregators[piece.member].gather
         step = self.members[piece.member].step
         item = source.to_encode(gather.codec, gather.seed, step, piece.tensor_id(phase))
-        if "shares" in gather.codec.caps:  # it sees the matrix of the piece's rows
+        if "whole_bucket" in gather.codec.caps:  # it sees the matrix of the piece's rows
             return item._replace(grad=item.grad.reshape(piece.shape))
         return item
 

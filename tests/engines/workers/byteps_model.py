@@ -64,11 +64,11 @@ class Partition:
         """The average that workers pull."""
         now = self.spec.at(step, 0)
         codec = get_codec(now.codec)
-        shared = "summable" in codec.caps
+        common_seed = "summable" in codec.caps
         key = TensorKey("partition", (self.numel,), self.numel)
         total, any_coded = None, False
         for rank, grad in enumerate(grads):
-            seed = self.seed if shared else rank_seed(self.seed, rank)
+            seed = self.seed if common_seed else rank_seed(self.seed, rank)
             memory = make_memory(now.memory, self.states[rank], self.ranks, self.rates)
             values = grad.astype(np.float32)
             decoded, size = self._decoded(codec, memory, key, values, seed, step)
@@ -80,7 +80,7 @@ class Partition:
             decoded = decoded.astype(self.dtype)
             total = decoded if total is None else total + decoded
         if any_coded:
-            seed = self.seed if shared else rank_seed(self.seed, SERVER)
+            seed = self.seed if common_seed else rank_seed(self.seed, SERVER)
             options = {"seed": seed, "step": step, "tensor_id": self.tensor_id}
             values = total.astype(np.float32)
             weight = self.server_weight()

@@ -224,7 +224,7 @@ def shards_on_devices() -> None:
     """Averages are those of the host; exchanges end at once on all ranks, also where one has no device."""
     everywhere, first = True, hvd.rank() == 0
     kept = f"{SPEC}|raw32"  # of one size on all ranks
-    for here, device, shared in (
+    for here, device, peer in (
         (everywhere, "auto", False),
         (first, "auto", False),
         (everywhere, "direct", True),
@@ -234,13 +234,13 @@ def shards_on_devices() -> None:
             config = configured(spec, exchange=exchange, device=device)
             with found(here) as there:
                 # Without a device there is nothing to wait for, but other ranks do not.
-                late = ALL if spec == "identity" and not shared else set()
-                if exchange == "sra" and not shared:
+                late = ALL if spec == "identity" and not peer else set()
+                if exchange == "sra" and not peer:
                     late = ALL  # the host's, without `direct`
                 check_steps(config, late)
             calls = {line.split()[0] for line in there.log}
             expected = {"launch", "wait", "decode"} if spec == kept else set()
-            if shared and spec != "identity":
+            if peer and spec != "identity":
                 expected = {"begin", "launch", "wait", "add", "decode"}
             assert calls == (expected if here else set()), (spec, device, there.log)
 
