@@ -91,7 +91,7 @@ GRADCOMP_AVX512 inline void store_bytes(std::uint8_t* to, const Vector* numbers)
 
 #include "coding/loops.hpp"
 
-// kFewLanes states fill a register of AVX2.
+// With kFewLanes states, which fill a register of AVX2, that level is faster.
 bool decode_any_row(const std::uint8_t* begin, const std::uint8_t** from, const ClassTables& tables,
                     std::uint32_t* states, std::size_t lanes, Contexts& contexts,
                     std::int8_t* levels, std::size_t n) {

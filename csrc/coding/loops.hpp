@@ -1,12 +1,13 @@
 // Loops of CodingKernels, shared by AVX2 and AVX-512. No include guard: each level includes this
-// file inside its own namespace, after the header of its registers (kernels/vectors.hpp), with
-//   load_every_second()   the entries of every second symbol, of half as many as there are lanes,
+// file inside its own namespace, after the header of its registers (kernels/vectors.hpp) and
+// coding/contexts_loops.hpp, with
+//   load_every_second()   the entries of symbols 0, 2, 4, ..., each in 64 bits,
 //   load_intervals()      finds the symbols of a register of slots, and loads their intervals,
-//   Words                 what moves words between the states of marked lanes and memory,
-//   Table                 a table of kClasses numbers, and look_up() its elements,
-//   Thresholds            thresholds of a DeadZone, and threshold_of() those of half octaves,
-//   sum_of()              the sum of small numbers, which fit bytes, as two sums of 64 bits, and
-//   store_bytes()         stores the lowest bytes of the elements of kParts registers.
+//   Words                 put() writes words of marked states, and fill() reads words into them,
+//   Table                 kClasses numbers, which load_table() loads and look_up() looks up,
+//   Thresholds            thresholds of a DeadZone, for threshold_of(),
+//   sum_of()              two sums of 64 bits of a register's numbers, which fit bytes, and
+//   store_bytes()         stores the lowest bytes of the numbers in kParts registers.
 
 constexpr std::size_t kParts = kRansLanes / kFloats;  // registers of the states
 constexpr std::size_t kFewLanes = 8;  // other number of states that decode_row() has in registers
@@ -343,6 +344,7 @@ GRADCOMP_LEVEL bool decode_row(const std::uint8_t* begin, const std::uint8_t** f
   Vector row = set1_epi32(now.row);
   const std::uint8_t* next = *from;
   std::size_t at = 0;
+  // With larger registers, the condition is constant and the compiler drops the loop for kFewLanes.
   const bool in_vectors = lanes == kRansLanes || (lanes == kFewLanes && kFloats == kFewLanes);
   for (; in_vectors && at + kGroup <= n && next >= begin; at += kGroup) {
     Vector means[kParts];

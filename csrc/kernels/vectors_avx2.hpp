@@ -64,6 +64,8 @@ GRADCOMP_AVX2 inline Mask8 to_mask(Bits bits) {
       _mm256_set1_epi64x(static_cast<long long>(std::uint64_t{0x8040201008040201}));
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, selected), selected);
 }
+// -1 in the bytes where the mask is set, else 0.
+GRADCOMP_AVX2 inline Vector movm_epi8(Mask8 mask) { return mask; }
 GRADCOMP_AVX2 inline Mask8 cmpgt_epi8(Vector a, Vector b) { return _mm256_cmpgt_epi8(a, b); }
 GRADCOMP_AVX2 inline Mask8 cmpeq_epi8(Vector a, Vector b) { return _mm256_cmpeq_epi8(a, b); }
 // b where the mask is set, else a.

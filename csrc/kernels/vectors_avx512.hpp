@@ -52,6 +52,8 @@ GRADCOMP_AVX512 inline Vector order_epi32(Vector packed) {
 GRADCOMP_AVX512 inline Bits movemask_epi8(Vector a) { return _mm512_movepi8_mask(a); }
 GRADCOMP_AVX512 inline Bits bits_of(Mask8 mask) { return mask; }
 GRADCOMP_AVX512 inline Mask8 to_mask(Bits bits) { return bits; }
+// -1 in the bytes where the mask is set, else 0.
+GRADCOMP_AVX512 inline Vector movm_epi8(Mask8 mask) { return _mm512_movm_epi8(mask); }
 GRADCOMP_AVX512 inline Mask8 cmpgt_epi8(Vector a, Vector b) { return _mm512_cmpgt_epi8_mask(a, b); }
 GRADCOMP_AVX512 inline Mask8 cmpeq_epi8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }
 // b where the mask is set, else a.

@@ -13,8 +13,6 @@ namespace {
 
 using namespace avx2;
 
-GRADCOMP_AVX2 inline Vector spread(Bits bits) { return to_mask(bits); }
-
 GRADCOMP_AVX2 inline Vector repeat(const std::int8_t* sixteen) {
   return _mm256_broadcastsi128_si256(load_half(sixteen));
 }

@@ -13,8 +13,6 @@ namespace {
 
 using namespace avx512;
 
-GRADCOMP_AVX512 inline Vector spread(Bits bits) { return _mm512_movm_epi8(bits); }
-
 GRADCOMP_AVX512 inline Vector repeat(const std::int8_t* sixteen) {
   return _mm512_broadcast_i32x4(load_quarter(sixteen));
 }

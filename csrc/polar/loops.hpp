@@ -1,7 +1,8 @@
 // Loops of PolarKernels, shared by AVX2 and AVX-512. No include guard: each level includes this
 // file inside its own namespace, after the header of its registers (kernels/vectors.hpp), with
-//   look_up()   bytes table[index] of a table of 64 bytes, in four registers that repeat 16 each,
-//   flip()      numbers with another sign where the bits, the first one lowest, are set.
+//   repeat()    16 bytes, repeated to fill a register,
+//   look_up()   elements of a table of 64 bytes, in four registers of repeat(), and
+//   flip()      floats with the other sign where a bit is set, the lowest bit for the first float.
 
 constexpr std::size_t kParts = kLanes / kBytes;  // registers of a row
 constexpr std::size_t kAhead = 1024;  // floats; hardware prefetching stops at pages' ends
@@ -186,7 +187,7 @@ GRADCOMP_LEVEL void move_bits(const std::uint8_t* from, std::uint64_t* bits, std
   for (std::size_t i = 0; i < count; ++i) {
     std::uint64_t word = 0;
     for (std::size_t part = 0; part < kParts; ++part) {
-      const Vector set = spread(part_of(bits + i, part));
+      const Vector set = movm_epi8(to_mask(part_of(bits + i, part)));
       join(&word, part, movemask_epi8(shuffle_epi8(set, order[part])));
     }
     bits[i] = word;
