@@ -15,29 +15,6 @@ using namespace avx2;
 
 #include "coding/contexts_loops.hpp"
 
-// Gather instructions are slower on processors with a mitigation of (Intel: "Gather Data Sampling",
-// 2023).
-GRADCOMP_AVX2 inline Vector load_every_second(const RansEncodeTable& table,
-                                              const std::uint8_t* symbols) {
-  const auto at = [&](std::size_t i) {
-    long long entry;
-    std::memcpy(&entry, &table.of[symbols[2 * i]], sizeof entry);
-    return entry;
-  };
-  return _mm256_set_epi64x(at(3), at(2), at(1), at(0));
-}
-
-GRADCOMP_AVX2 inline Vector load_intervals(const RansDecodeTable& table, Vector slots,
-                                           std::uint8_t* symbols) {
-  alignas(32) std::uint32_t slot[kFloats];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(slot), slots);
-  const auto at = [&](std::size_t i) {
-    symbols[i] = table.symbol_at[slot[i]];
-    return static_cast<int>(table.packed[symbols[i]]);
-  };
-  return _mm256_set_epi32(at(7), at(6), at(5), at(4), at(3), at(2), at(1), at(0));
-}
-
 class Words {
  public:
   // Writes the lower halves of the marked states.

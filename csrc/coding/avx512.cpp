@@ -15,30 +15,6 @@ using namespace avx512;
 
 #include "coding/contexts_loops.hpp"
 
-// Gather instructions are slower on processors with a mitigation of (Intel: "Gather Data Sampling",
-// 2023).
-GRADCOMP_AVX512 inline Vector load_every_second(const RansEncodeTable& table,
-                                                const std::uint8_t* symbols) {
-  const auto at = [&](std::size_t i) {
-    long long entry;
-    std::memcpy(&entry, &table.of[symbols[2 * i]], sizeof entry);
-    return entry;
-  };
-  return _mm512_set_epi64(at(7), at(6), at(5), at(4), at(3), at(2), at(1), at(0));
-}
-
-GRADCOMP_AVX512 inline Vector load_intervals(const RansDecodeTable& table, Vector slots,
-                                             std::uint8_t* symbols) {
-  alignas(64) std::uint32_t slot[kFloats];
-  _mm512_store_si512(slot, slots);
-  const auto at = [&](std::size_t i) {
-    symbols[i] = table.symbol_at[slot[i]];
-    return static_cast<int>(table.packed[symbols[i]]);
-  };
-  return _mm512_set_epi32(at(15), at(14), at(13), at(12), at(11), at(10), at(9), at(8), at(7),
-                          at(6), at(5), at(4), at(3), at(2), at(1), at(0));
-}
-
 struct Words {
   // Writes the lower halves of the marked states.
   GRADCOMP_AVX512 void put(Mask32 full, Vector states, std::uint8_t** to) const {

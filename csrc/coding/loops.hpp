@@ -1,13 +1,11 @@
 // Loops of CodingKernels, shared by AVX2 and AVX-512. No include guard: each level includes this
 // file inside its own namespace, after the header of its registers (kernels/vectors.hpp) and
 // coding/contexts_loops.hpp, with
-//   load_every_second()   the entries of symbols 0, 2, 4, ..., each in 64 bits,
-//   load_intervals()      finds the symbols of a register of slots, and loads their intervals,
-//   Words                 put() writes words of marked states, and fill() reads words into them,
-//   Table                 kClasses numbers, which load_table() loads and look_up() looks up,
-//   Thresholds            thresholds of a DeadZone, for threshold_of(),
-//   sum_of()              two sums of 64 bits of a register's numbers, which fit bytes, and
-//   store_bytes()         stores the lowest bytes of the numbers in kParts registers.
+//   Words          put() writes words of marked states, and fill() reads words into them,
+//   Table          kClasses numbers, which load_table() loads and look_up() looks up,
+//   Thresholds     thresholds of a DeadZone, for threshold_of(),
+//   sum_of()       two sums of 64 bits of a register's numbers, which fit bytes, and
+//   store_bytes()  stores the lowest bytes of the numbers in kParts registers.
 
 constexpr std::size_t kParts = kRansLanes / kFloats;  // registers of the states
 constexpr std::size_t kFewLanes = 8;  // other number of states that decode_row() has in registers
@@ -18,6 +16,30 @@ GRADCOMP_LEVEL inline void load_states(const std::uint32_t* states, Vector* part
 }
 GRADCOMP_LEVEL inline void store_states(std::uint32_t* states, const Vector* parts) {
   for (std::size_t k = 0; k < kParts; ++k) store_vector(states + kFloats * k, parts[k]);
+}
+
+// Gather instructions are slower on processors with a mitigation of (Intel: "Gather Data Sampling",
+// 2023).
+
+// Entries of symbols 0, 2, 4, ..., each in 64 bits.
+GRADCOMP_LEVEL inline Vector load_every_second(const RansEncodeTable& table,
+                                               const std::uint8_t* symbols) {
+  return set_epi64([&](std::size_t i) {
+    long long entry;
+    std::memcpy(&entry, &table.of[symbols[2 * i]], sizeof entry);
+    return entry;
+  });
+}
+
+// Finds the symbols of slots, and loads their intervals.
+GRADCOMP_LEVEL inline Vector load_intervals(const RansDecodeTable& table, Vector slots,
+                                            std::uint8_t* symbols) {
+  alignas(kBytes) std::uint32_t slot[kFloats];
+  store_vector(slot, slots);
+  return set_epi32([&](std::size_t i) {
+    symbols[i] = table.symbol_at[slot[i]];
+    return static_cast<int>(table.packed[symbols[i]]);
+  });
 }
 
 // As rans_encode_step() for one register of states.

@@ -2,15 +2,27 @@
 // header of each level includes this file inside its own namespace, with
 //   GRADCOMP_LEVEL   the functions' attribute,
 //   GRADCOMP_MM      the intrinsic of an operation,
-// and with the types Vector (a register of integers), Half (half of one) and Floats. Names are
-// those of the intrinsics; bits of integers, and sums and products of floats, have operators.
-// Intrinsics take shifts as constants, so these are template arguments.
+// and with the types Vector (a register of integers), Half (half of one), Floats, and Mask8, Mask16
+// and Mask32 (masks of numbers of so many bits). It adds the operations whose intrinsics differ in
+// more than the prefix.
+//
+// Names are those of the intrinsics; bits of integers, and sums and products of floats, have
+// operators. Intrinsics take shifts as constants, so these are template arguments. Other names:
+//   set_*         elements at(0), at(1), ...,
+//   order_epi64   restores the order of runs of eight bytes after a pack; order_epi32 that of runs
+//                 of four after two packs,
+//   bits_of       the bits of a mask; to_mask and to_mask16 are the inverse, movm_* gives -1 or 0,
+//   signs_epi16   masks of numbers below 0, of two registers as a mask of bytes, and
+//   with a mask   blend_*: b where it is set, else a; keep_*: a, else 0; sign_of: -1, else 1;
+//                 increment_*, decrement_*, negate_*, sub_*: the result, else a.
 
 inline constexpr std::size_t kBytes = sizeof(Vector);
 inline constexpr std::size_t kFloats = kBytes / sizeof(float);
 
 GRADCOMP_LEVEL inline Floats load_floats(const float* from) { return GRADCOMP_MM(loadu_ps)(from); }
 GRADCOMP_LEVEL inline void store_floats(float* to, Floats x) { GRADCOMP_MM(storeu_ps)(to, x); }
+GRADCOMP_LEVEL inline Vector from_floats(Floats x) { return reinterpret_cast<Vector>(x); }
+GRADCOMP_LEVEL inline Floats to_floats(Vector a) { return reinterpret_cast<Floats>(a); }
 GRADCOMP_LEVEL inline Vector set1_epi8(int x) {
   return GRADCOMP_MM(set1_epi8)(static_cast<char>(x));
 }

@@ -22,29 +22,32 @@ using Mask32 = Vector;
 
 #include "kernels/vectors.hpp"
 
-GRADCOMP_AVX2 inline Vector load_vector(const void* from) {
-  return _mm256_loadu_si256(static_cast<const Vector*>(from));
+template <typename Element>
+GRADCOMP_AVX2 inline Vector set_epi32(Element at) {
+  return _mm256_set_epi32(at(7), at(6), at(5), at(4), at(3), at(2), at(1), at(0));
 }
-GRADCOMP_AVX2 inline void store_vector(void* to, Vector a) {
-  _mm256_storeu_si256(static_cast<Vector*>(to), a);
+template <typename Element>
+GRADCOMP_AVX2 inline Vector set_epi64(Element at) {
+  return _mm256_set_epi64x(at(3), at(2), at(1), at(0));
 }
-GRADCOMP_AVX2 inline Vector from_floats(Floats x) { return _mm256_castps_si256(x); }
-GRADCOMP_AVX2 inline Floats to_floats(Vector a) { return _mm256_castsi256_ps(a); }
-
 GRADCOMP_AVX2 inline Half low_half(Vector a) { return _mm256_castsi256_si128(a); }
 GRADCOMP_AVX2 inline Half high_half(Vector a) { return _mm256_extracti128_si256(a, 1); }
+GRADCOMP_AVX2 inline Vector load_vector(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+GRADCOMP_AVX2 inline void store_vector(void* to, Vector a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(to), a);
+}
 GRADCOMP_AVX2 inline Half load_half(const void* from) {
   return _mm_loadu_si128(static_cast<const __m128i*>(from));
 }
 GRADCOMP_AVX2 inline void store_half(void* to, Half a) {
   _mm_storeu_si128(static_cast<__m128i*>(to), a);
 }
-// A quarter of a register.
 GRADCOMP_AVX2 inline __m128i load_quarter(const void* from) {
   return _mm_loadl_epi64(static_cast<const __m128i*>(from));
 }
 
-// Packs leave runs of eight bytes out of order, and two packs runs of four.
 GRADCOMP_AVX2 inline Vector order_epi64(Vector packed) {
   return _mm256_permute4x64_epi64(packed, 0b11'01'10'00);
 }
@@ -64,28 +67,22 @@ GRADCOMP_AVX2 inline Mask8 to_mask(Bits bits) {
       _mm256_set1_epi64x(static_cast<long long>(std::uint64_t{0x8040201008040201}));
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, selected), selected);
 }
-// -1 in the bytes where the mask is set, else 0.
 GRADCOMP_AVX2 inline Vector movm_epi8(Mask8 mask) { return mask; }
 GRADCOMP_AVX2 inline Mask8 cmpgt_epi8(Vector a, Vector b) { return _mm256_cmpgt_epi8(a, b); }
 GRADCOMP_AVX2 inline Mask8 cmpeq_epi8(Vector a, Vector b) { return _mm256_cmpeq_epi8(a, b); }
-// b where the mask is set, else a.
 GRADCOMP_AVX2 inline Vector blend_epi8(Mask8 mask, Vector a, Vector b) {
   return _mm256_blendv_epi8(a, b, mask);
 }
-// -a where the mask is set, else a.
 GRADCOMP_AVX2 inline Vector negate_epi8(Mask8 mask, Vector a) {
   return _mm256_sub_epi8(_mm256_xor_si256(a, mask), mask);
 }
-// Where a bit of both is set.
 GRADCOMP_AVX2 inline Mask8 test_epi8(Vector a, Vector b) {
   return _mm256_xor_si256(_mm256_cmpeq_epi8(a & b, Vector{}), set1_epi8(-1));
 }
-// a + 1 where the mask is set, else a.
 GRADCOMP_AVX2 inline Vector increment_epi8(Mask8 mask, Vector a) {
   return _mm256_sub_epi8(a, mask);
 }
 
-// The lower bits, one for each pair of bytes, count.
 GRADCOMP_AVX2 inline Mask16 to_mask16(std::uint64_t bits) {
   const __m256i lane = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096,
                                          8192, 16384, static_cast<short>(0x8000));
@@ -93,18 +90,15 @@ GRADCOMP_AVX2 inline Mask16 to_mask16(std::uint64_t bits) {
                             lane);
 }
 GRADCOMP_AVX2 inline Mask16 signs_epi16(Vector a) { return _mm256_srai_epi16(a, 15); }
-// Signs of two registers, as a mask of bytes.
 GRADCOMP_AVX2 inline Mask8 signs_epi16(Vector low, Vector high) {
   return order_epi64(_mm256_packs_epi16(_mm256_srai_epi16(low, 15), _mm256_srai_epi16(high, 15)));
 }
 GRADCOMP_AVX2 inline Vector blend_epi16(Mask16 mask, Vector a, Vector b) {
   return _mm256_blendv_epi8(a, b, mask);
 }
-// a - 1 where the mask is set, else a.
 GRADCOMP_AVX2 inline Vector decrement_epi16(Mask16 mask, Vector a) {
   return _mm256_add_epi16(a, mask);
 }
-// -1 where the mask is set, else 1.
 GRADCOMP_AVX2 inline Vector sign_of(Mask16 mask) {
   return _mm256_or_si256(mask, _mm256_set1_epi16(1));
 }
@@ -126,17 +120,13 @@ GRADCOMP_AVX2 inline Vector blend_epi32(Mask32 mask, Vector a, Vector b) {
 GRADCOMP_AVX2 inline Vector blend_odd_epi32(Vector a, Vector b) {
   return _mm256_blend_epi32(a, b, 0b1010'1010);
 }
-// a where the mask is set, else 0.
 GRADCOMP_AVX2 inline Vector keep_epi32(Mask32 mask, Vector a) { return mask & a; }
-// a + 1 where the mask is set, else a.
 GRADCOMP_AVX2 inline Vector increment_epi32(Mask32 mask, Vector a) {
   return _mm256_sub_epi32(a, mask);
 }
-// -a where the mask is set, else a.
 GRADCOMP_AVX2 inline Vector negate_epi32(Mask32 mask, Vector a) {
   return _mm256_sub_epi32(a ^ mask, mask);
 }
-// a - b where the mask is set, else a.
 GRADCOMP_AVX2 inline Vector sub_epi32(Mask32 mask, Vector a, Vector b) {
   return _mm256_sub_epi32(a, mask & b);
 }

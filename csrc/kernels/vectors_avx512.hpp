@@ -22,25 +22,29 @@ using Mask32 = __mmask16;
 
 #include "kernels/vectors.hpp"
 
-GRADCOMP_AVX512 inline Vector load_vector(const void* from) { return _mm512_loadu_si512(from); }
-GRADCOMP_AVX512 inline void store_vector(void* to, Vector a) { _mm512_storeu_si512(to, a); }
-GRADCOMP_AVX512 inline Vector from_floats(Floats x) { return _mm512_castps_si512(x); }
-GRADCOMP_AVX512 inline Floats to_floats(Vector a) { return _mm512_castsi512_ps(a); }
-
+template <typename Element>
+GRADCOMP_AVX512 inline Vector set_epi32(Element at) {
+  return _mm512_set_epi32(at(15), at(14), at(13), at(12), at(11), at(10), at(9), at(8), at(7),
+                          at(6), at(5), at(4), at(3), at(2), at(1), at(0));
+}
+template <typename Element>
+GRADCOMP_AVX512 inline Vector set_epi64(Element at) {
+  return _mm512_set_epi64(at(7), at(6), at(5), at(4), at(3), at(2), at(1), at(0));
+}
 GRADCOMP_AVX512 inline Half low_half(Vector a) { return _mm512_castsi512_si256(a); }
 GRADCOMP_AVX512 inline Half high_half(Vector a) { return _mm512_extracti64x4_epi64(a, 1); }
+GRADCOMP_AVX512 inline Vector load_vector(const void* from) { return _mm512_loadu_si512(from); }
+GRADCOMP_AVX512 inline void store_vector(void* to, Vector a) { _mm512_storeu_si512(to, a); }
 GRADCOMP_AVX512 inline Half load_half(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
 }
 GRADCOMP_AVX512 inline void store_half(void* to, Half a) {
   _mm256_storeu_si256(static_cast<__m256i*>(to), a);
 }
-// A quarter of a register.
 GRADCOMP_AVX512 inline __m128i load_quarter(const void* from) {
   return _mm_loadu_si128(static_cast<const __m128i*>(from));
 }
 
-// Packs leave runs of eight bytes out of order, and two packs runs of four.
 GRADCOMP_AVX512 inline Vector order_epi64(Vector packed) {
   return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed);
 }
@@ -52,40 +56,31 @@ GRADCOMP_AVX512 inline Vector order_epi32(Vector packed) {
 GRADCOMP_AVX512 inline Bits movemask_epi8(Vector a) { return _mm512_movepi8_mask(a); }
 GRADCOMP_AVX512 inline Bits bits_of(Mask8 mask) { return mask; }
 GRADCOMP_AVX512 inline Mask8 to_mask(Bits bits) { return bits; }
-// -1 in the bytes where the mask is set, else 0.
 GRADCOMP_AVX512 inline Vector movm_epi8(Mask8 mask) { return _mm512_movm_epi8(mask); }
 GRADCOMP_AVX512 inline Mask8 cmpgt_epi8(Vector a, Vector b) { return _mm512_cmpgt_epi8_mask(a, b); }
 GRADCOMP_AVX512 inline Mask8 cmpeq_epi8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }
-// b where the mask is set, else a.
 GRADCOMP_AVX512 inline Vector blend_epi8(Mask8 mask, Vector a, Vector b) {
   return _mm512_mask_mov_epi8(a, mask, b);
 }
-// -a where the mask is set, else a.
 GRADCOMP_AVX512 inline Vector negate_epi8(Mask8 mask, Vector a) {
   return _mm512_mask_sub_epi8(a, mask, _mm512_setzero_si512(), a);
 }
-// Where a bit of both is set.
 GRADCOMP_AVX512 inline Mask8 test_epi8(Vector a, Vector b) { return _mm512_test_epi8_mask(a, b); }
-// a + 1 where the mask is set, else a.
 GRADCOMP_AVX512 inline Vector increment_epi8(Mask8 mask, Vector a) {
   return _mm512_mask_add_epi8(a, mask, a, _mm512_set1_epi8(1));
 }
 
-// The lower bits, one for each pair of bytes, count.
 GRADCOMP_AVX512 inline Mask16 to_mask16(std::uint64_t bits) { return static_cast<Mask16>(bits); }
 GRADCOMP_AVX512 inline Mask16 signs_epi16(Vector a) { return _mm512_movepi16_mask(a); }
-// Signs of two registers, as a mask of bytes.
 GRADCOMP_AVX512 inline Mask8 signs_epi16(Vector low, Vector high) {
   return Mask8{_mm512_movepi16_mask(high)} << 32 | _mm512_movepi16_mask(low);
 }
 GRADCOMP_AVX512 inline Vector blend_epi16(Mask16 mask, Vector a, Vector b) {
   return _mm512_mask_mov_epi16(a, mask, b);
 }
-// a - 1 where the mask is set, else a.
 GRADCOMP_AVX512 inline Vector decrement_epi16(Mask16 mask, Vector a) {
   return _mm512_mask_sub_epi16(a, mask, a, _mm512_set1_epi16(1));
 }
-// -1 where the mask is set, else 1.
 GRADCOMP_AVX512 inline Vector sign_of(Mask16 mask) {
   return _mm512_mask_mov_epi16(_mm512_set1_epi16(1), mask, _mm512_set1_epi16(-1));
 }
@@ -107,19 +102,15 @@ GRADCOMP_AVX512 inline Vector blend_epi32(Mask32 mask, Vector a, Vector b) {
 GRADCOMP_AVX512 inline Vector blend_odd_epi32(Vector a, Vector b) {
   return _mm512_mask_mov_epi32(a, 0xAAAA, b);
 }
-// a where the mask is set, else 0.
 GRADCOMP_AVX512 inline Vector keep_epi32(Mask32 mask, Vector a) {
   return _mm512_maskz_mov_epi32(mask, a);
 }
-// a + 1 where the mask is set, else a.
 GRADCOMP_AVX512 inline Vector increment_epi32(Mask32 mask, Vector a) {
   return _mm512_mask_add_epi32(a, mask, a, _mm512_set1_epi32(1));
 }
-// -a where the mask is set, else a.
 GRADCOMP_AVX512 inline Vector negate_epi32(Mask32 mask, Vector a) {
   return _mm512_mask_sub_epi32(a, mask, Vector{}, a);
 }
-// a - b where the mask is set, else a.
 GRADCOMP_AVX512 inline Vector sub_epi32(Mask32 mask, Vector a, Vector b) {
   return _mm512_mask_sub_epi32(a, mask, a, b);
 }
