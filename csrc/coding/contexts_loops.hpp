@@ -1,6 +1,10 @@
 // Loops over contexts, shared by all levels. No include guard: each level includes this file inside
 // its own namespace, with GRADCOMP_LEVEL as the functions' attribute.
 
+// Half octave of class 0. As no mean is below 0, no sum of two lies below it, and all lie less than
+// 32 above.
+constexpr std::int32_t kLowestHalf = 2 * 127 + kFirstClass;
+
 // Classes of the group of columns from `at` on.
 GRADCOMP_LEVEL inline void find_classes(const Contexts& contexts, std::size_t at,
                                         std::uint8_t* classes) {
@@ -12,7 +16,7 @@ GRADCOMP_LEVEL inline void find_classes(const Contexts& contexts, std::size_t at
     const auto mean = static_cast<float>(means[k] + row);
     std::int32_t bits;
     std::memcpy(&bits, &mean, sizeof bits);
-    const std::int32_t halves = (bits >> 22) - (2 * 127 + kFirstClass);
+    const std::int32_t halves = (bits >> 22) - kLowestHalf;
     const std::int32_t capped = halves > kTop ? kTop : halves;
     found[k] = capped < 0 ? 0 : capped;
   }
@@ -52,40 +56,6 @@ GRADCOMP_LEVEL inline void classify_group(const float* x, std::size_t at, std::s
     symbols[k] = static_cast<std::uint8_t>(classes[k] * static_cast<int>(kClassSymbols) + symbol);
   }
   take_note(contexts, at, count, magnitudes);
-}
-
-// As CodingKernels::count_classified. `Zeros` counts those of low classes in the bytes of vectors,
-// 255 times at most; others are counted one by one.
-template <typename Zeros>
-GRADCOMP_LEVEL inline void count_by_zeros(const std::uint8_t* symbols, std::size_t n,
-                                          std::uint32_t* counts) {
-  constexpr std::size_t kBytes = Zeros::kBytes;
-  constexpr int kMany = kBytes / 4;  // others, for which vectors take longer
-  std::uint32_t parts[4][256] = {};  // adding twice in a row to one counter would wait
-  std::size_t i = 0;
-  while (i + kBytes <= n) {
-    Zeros zeros;
-    const std::size_t end = n - i < 255 * kBytes ? n : i + 255 * kBytes;
-    for (; i + kBytes <= end; i += kBytes) {
-      std::uint64_t others = Zeros::others(symbols + i);
-      if (__builtin_popcountll(others) > kMany) {
-        for (std::size_t j = 0; j < kBytes; j += 8) {
-          const auto eight = load<std::uint64_t>(symbols + i + j);
-          for (unsigned k = 0; k < 8; ++k) ++parts[k % 4][eight >> 8 * k & 0xFF];
-        }
-        continue;
-      }
-      zeros.add(symbols + i);
-      for (unsigned part = 0; others != 0; others &= others - 1, ++part) {
-        ++parts[part % 4][symbols[i + static_cast<std::size_t>(__builtin_ctzll(others))]];
-      }
-    }
-    for (std::size_t c = 0; c < kLowClasses; ++c) parts[0][kClassSymbols * c] += zeros.count(c);
-  }
-  for (; i < n; ++i) ++parts[i % 4][symbols[i]];
-  for (std::size_t s = 0; s < 256; ++s) {
-    counts[s] += parts[0][s] + parts[1][s] + parts[2][s] + parts[3][s];
-  }
 }
 
 // Decodes the next element, which is of this class, with its sign.

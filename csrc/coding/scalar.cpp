@@ -1,7 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "coding/digits_pack.hpp"
 #include "coding/rans.hpp"
 #include "coding/rans_step.hpp"
 #include "kernels/coding.hpp"
@@ -32,7 +32,17 @@ std::size_t rans_decode(const std::uint8_t* begin, const std::uint8_t** from,
 
 void pack_digits(const std::uint8_t* numbers, unsigned width, std::uint8_t* packed, std::size_t n,
                  std::uint32_t* counts) {
-  finish_pack(numbers, width, packed, n, counts);
+  const std::size_t each = 8 / width;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (numbers[i] != 0) ++counts[numbers[i]];
+  }
+  for (std::size_t i = 0; i < n; i += each) {
+    unsigned byte = 0;
+    for (std::size_t j = i; j < std::min(i + each, n); ++j) {
+      byte |= unsigned{numbers[j]} << width * (j - i);
+    }
+    packed[i / each] = static_cast<std::uint8_t>(byte);
+  }
 }
 
 void unpack_digits(const std::uint8_t* packed, unsigned width, std::uint8_t* numbers,
@@ -54,7 +64,11 @@ void unpack_digits(const std::uint8_t* packed, unsigned width, std::uint8_t* num
       store(numbers + i, x);
     }
   }
-  finish_unpack(packed + i * width / 8, width, numbers + i, n - i);
+  const std::size_t each = 8 / width;
+  for (; i < n; ++i) {
+    const unsigned byte = packed[i / each];
+    numbers[i] = static_cast<std::uint8_t>(byte >> width * (i % each) & ((1u << width) - 1));
+  }
 }
 
 #define GRADCOMP_LEVEL
