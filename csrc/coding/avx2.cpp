@@ -6,7 +6,7 @@
 #include "base/bytes.hpp"
 #include "kernels/coding.hpp"
 #include "kernels/moves.hpp"
-#include "kernels/vectors_avx2.hpp"
+#include "kernels/registers_avx2.hpp"
 
 namespace gradcomp {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/bytes.hpp"
 #include "kernels/coding.hpp"
-#include "kernels/vectors_avx512.hpp"
+#include "kernels/registers_avx512.hpp"
 
 namespace gradcomp {
 namespace {

@@ -1,5 +1,5 @@
 // Loops of CodingKernels, shared by AVX2 and AVX-512. No include guard: each level includes this
-// file inside its own namespace, after the header of its registers (kernels/vectors.hpp) and
+// file inside its own namespace, after the header of its registers (kernels/registers.hpp) and
 // coding/contexts_loops.hpp, with
 //   Words          put() writes words of marked states, and fill() reads words into them,
 //   Table          kClasses numbers, which load_table() loads and look_up() looks up,

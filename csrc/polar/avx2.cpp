@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "kernels/polar.hpp"
-#include "kernels/vectors_avx2.hpp"
+#include "kernels/registers_avx2.hpp"
 #include "polar/lattice.hpp"
 #include "polar/quantize.hpp"
 

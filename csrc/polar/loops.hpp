@@ -1,5 +1,5 @@
 // Loops of PolarKernels, shared by AVX2 and AVX-512. No include guard: each level includes this
-// file inside its own namespace, after the header of its registers (kernels/vectors.hpp), with
+// file inside its own namespace, after the header of its registers (kernels/registers.hpp), with
 //   repeat()    16 bytes, repeated to fill a register,
 //   look_up()   elements of a table of 64 bytes, in four registers of repeat(), and
 //   flip()      floats with the other sign where a bit is set, the lowest bit for the first float.

@@ -20,7 +20,7 @@ using Mask8 = __mmask64;
 using Mask16 = __mmask32;
 using Mask32 = __mmask16;
 
-#include "kernels/vectors.hpp"
+#include "kernels/registers.hpp"
 
 template <typename Element>
 GRADCOMP_AVX512 inline Vector set_epi32(Element at) {

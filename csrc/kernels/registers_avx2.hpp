@@ -20,7 +20,7 @@ using Mask8 = Vector;
 using Mask16 = Vector;
 using Mask32 = Vector;
 
-#include "kernels/vectors.hpp"
+#include "kernels/registers.hpp"
 
 template <typename Element>
 GRADCOMP_AVX2 inline Vector set_epi32(Element at) {
