@@ -83,9 +83,7 @@ GRADCOMP_AVX2 void dynamic8_encode(const float* x, float largest, std::uint8_t* 
     for (int j = 0; j < 2; ++j) {
       const Floats v = load(x + i + 8 * j);
       const Words fixed = levels.fixed(absolute(v));
-      unsure |=
-          lanes(lacks(fixed + Dynamic8Lines::kNear, broadcast(std::uint32_t{Dynamic8Lines::kFar})))
-          << 8 * j;
+      unsure |= lanes(lacks(fixed + Dynamic8Lines::kNear, broadcast(Dynamic8Lines::kFar))) << 8 * j;
       const Words negative = spread_sign(bits_of(v));
       codes[j] = ((fixed >> 16 ^ negative) - negative) + 127u;
     }
@@ -113,8 +111,7 @@ struct CellLevels {
     const Words cell = truncate(min(magnitude * Centroids::kCellsPerUnit,
                                     broadcast(static_cast<float>(Centroids::kCells - 1))));
     const Mask above = greater(magnitude, gather(centroids->cell_bound, cell));
-    const auto* levels = reinterpret_cast<const int*>(centroids->cell_level);
-    return add_one(above, Words(_mm256_i32gather_epi32(levels, __m256i(cell), 4)));
+    return add_one(above, gather(centroids->cell_level, cell));
   }
 
   GRADCOMP_AVX2 Floats centroid(Words level) const { return gather(centroids->positive, level); }

@@ -101,8 +101,7 @@ GRADCOMP_AVX512 void dynamic8_encode(const float* x, float largest, std::uint8_t
       const Floats v = load(x + i + 16 * j);
       const Words fixed = levels.fixed(absolute(v));
       negative |= std::uint64_t{sign_bit(v)} << 16 * j;
-      const Mask close =
-          lacks(fixed + Dynamic8Lines::kNear, broadcast(std::uint32_t{Dynamic8Lines::kFar}));
+      const Mask close = lacks(fixed + Dynamic8Lines::kNear, broadcast(Dynamic8Lines::kFar));
       unsure |= std::uint64_t{close} << 16 * j;
       level[j] = fixed >> 16;
     }

@@ -47,8 +47,8 @@ GRADCOMP_LEVEL inline void butterfly(Floats& a, Floats& b) {
   a = sum;
 }
 
-// The stages of kWidth strides, this one and its doubles; with kLanes, first those within vectors.
-// Unrolled, as compilers would otherwise keep the vectors in memory.
+// The stages of the strides from `stride` to below kWidth * stride; with kLanes, first those within
+// vectors. Unrolled, as compilers would otherwise keep the vectors in memory.
 template <bool kLanes>
 GRADCOMP_LEVEL inline void hadamard_stages(float* x, std::size_t n, std::size_t stride) {
   for (std::size_t i = 0; i < n; i += kWidth * stride) {

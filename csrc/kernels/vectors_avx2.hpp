@@ -163,6 +163,10 @@ GRADCOMP_AVX2 inline Floats pick(Floats table, Words at) {
 GRADCOMP_AVX2 inline Floats gather(const float* table, Words at) {
   return _mm256_i32gather_ps(table, __m256i(at), 4);
 }
+// Gathers as floats: a tenth faster than as integers between gathers of floats (Zen 4).
+GRADCOMP_AVX2 inline Words gather(const std::uint32_t* table, Words at) {
+  return bits_of(gather(reinterpret_cast<const float*>(table), at));
+}
 
 // A table of 16 numbers in registers.
 struct Table16 {
