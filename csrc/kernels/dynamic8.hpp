@@ -28,8 +28,8 @@ struct Dynamic8Lines {
   static constexpr int kFirstLarge = 7;
   static constexpr float kLeastLarge = 16.0f * 65536;
   static constexpr float kSmallest = 0x1p-80f;  // below, the slopes may be infinite
-  static constexpr int kNear = 8;
-  static constexpr int kFar = 0xFFFF & ~(2 * kNear - 1);  // bits that are 0 near a border
+  static constexpr std::uint32_t kNear = 8;
+  static constexpr std::uint32_t kFar = 0xFFFF & ~(2 * kNear - 1);  // bits that are 0 near a border
 
   float slopes[kLines];
   float intercepts[kLines];

@@ -1,5 +1,6 @@
 // Inner loops, once per instruction set (a "level": scalar, avx2 or avx512; on ARM scalar or neon),
-// behind one table. All levels give the same bits.
+// behind one table. All levels give the same bits. Most loops are written once, in *_loops.hpp:
+// either plainly, for the compiler to vectorise, or over the vectors of a level, vectors_*.hpp.
 #pragma once
 
 #include <cstddef>

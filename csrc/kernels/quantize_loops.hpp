@@ -129,36 +129,6 @@ GRADCOMP_LEVEL void ternarize(const float* x, const std::uint32_t* words, float 
   }
 }
 
-GRADCOMP_LEVEL void natural_encode(const float* x, const std::uint32_t* words, std::uint8_t* out,
-                                   std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::uint32_t bits = float_bits(x[i]);
-    const std::uint32_t magnitude = bits & kMagnitudeMask;
-    // The sum carries into the exponent exactly where the significand exceeds the word.
-    std::uint32_t code = (magnitude + (~words[i] >> 9)) >> 23;
-    code = (code > kNaturalOffset ? code : kNaturalOffset) - kNaturalOffset;
-    code = code < 127 ? code : 127;
-    code |= code != 0 ? bits >> 24 & 0x80u : 0;
-    out[i] = static_cast<std::uint8_t>(magnitude >= kInfBits ? 0x80u : code);
-  }
-}
-
-GRADCOMP_LEVEL inline float natural_value(std::uint8_t code) {
-  const std::uint32_t exponent = code & 0x7Fu;
-  const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
-  const std::uint32_t power = sign | (exponent + kNaturalOffset) << 23;
-  const std::uint32_t special = sign != 0 ? kNanBits : 0;
-  return bits_float(exponent != 0 ? power : special);
-}
-
-GRADCOMP_LEVEL void natural_decode(const std::uint8_t* in, float* y, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) y[i] = natural_value(in[i]);
-}
-
-GRADCOMP_LEVEL void natural_add(const std::uint8_t* in, float weight, float* acc, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) acc[i] += weight * natural_value(in[i]);
-}
-
 // Between two levels the bits of a float grow linearly, so adding a random word below 2^23 carries
 // into the exponent with the right probability. Below the least level, fixed point does the same.
 GRADCOMP_LEVEL void f32_to_natural_zigzag(const float* x, const std::uint32_t* words, float inverse,
@@ -192,12 +162,6 @@ GRADCOMP_LEVEL void choose_places(const std::uint32_t* words, std::uint64_t begi
     const std::uint32_t size = static_cast<std::uint32_t>((begin + step) >> 32) - first;
     out[i] = offset + first + static_cast<std::uint32_t>(std::uint64_t{words[i]} * size >> 32);
   }
-}
-
-GRADCOMP_LEVEL void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
-                                    std::size_t n) {
-  const Dynamic8& map = dynamic8();
-  for (std::size_t i = 0; i < n; ++i) out[i] = dynamic8_code(map, x[i] / largest);
 }
 
 GRADCOMP_LEVEL void dynamic8_decode(const std::uint8_t* in, float scale, float* y, std::size_t n) {
