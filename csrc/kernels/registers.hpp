@@ -11,6 +11,7 @@
 //   set_*         elements at(0), at(1), ...,
 //   order_epi64   restores the order of runs of eight bytes after a pack; order_epi32 that of runs
 //                 of four after two packs,
+//   wide_sum      the sum in 64 bits of numbers of 32 bits,
 //   bits_of       the bits of a mask; to_mask and to_mask16 are the inverse, movm_* gives -1 or 0,
 //   signs_epi16   masks of numbers below 0, of two registers as a mask of bytes, and
 //   with a mask   blend_*: b where it is set, else a; keep_*: a, else 0; sign_of: -1, else 1;

@@ -136,12 +136,15 @@ GRADCOMP_AVX2 inline std::uint32_t reduce_add_epu8(Vector a) {
   const __m128i both = _mm_add_epi64(low_half(sums), high_half(sums));
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(both) + _mm_extract_epi32(both, 2));
 }
-GRADCOMP_AVX2 inline std::int64_t reduce_add_epi32(Vector a) {
+GRADCOMP_AVX2 inline std::int64_t wide_sum(Vector a) {
   alignas(32) std::int32_t parts[kFloats];
   _mm256_store_si256(reinterpret_cast<__m256i*>(parts), a);
   std::int64_t sum = 0;
   for (const std::int32_t part : parts) sum += part;
   return sum;
+}
+GRADCOMP_AVX2 inline std::int32_t reduce_add_epi32(Vector a) {
+  return static_cast<std::int32_t>(wide_sum(a));
 }
 GRADCOMP_AVX2 inline std::uint32_t reduce_max_epu32(Vector a) {
   const __m128i four = _mm_max_epu32(low_half(a), high_half(a));

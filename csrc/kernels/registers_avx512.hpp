@@ -118,9 +118,12 @@ GRADCOMP_AVX512 inline Vector sub_epi32(Mask32 mask, Vector a, Vector b) {
 GRADCOMP_AVX512 inline std::uint32_t reduce_add_epu8(Vector a) {
   return static_cast<std::uint32_t>(_mm512_reduce_add_epi64(_mm512_sad_epu8(a, Vector{})));
 }
-GRADCOMP_AVX512 inline std::int64_t reduce_add_epi32(Vector a) {
+GRADCOMP_AVX512 inline std::int64_t wide_sum(Vector a) {
   return _mm512_reduce_add_epi64(
       _mm512_add_epi64(_mm512_cvtepi32_epi64(low_half(a)), _mm512_cvtepi32_epi64(high_half(a))));
+}
+GRADCOMP_AVX512 inline std::int32_t reduce_add_epi32(Vector a) {
+  return _mm512_reduce_add_epi32(a);
 }
 GRADCOMP_AVX512 inline std::uint32_t reduce_max_epu32(Vector a) {
   return _mm512_reduce_max_epu32(a);

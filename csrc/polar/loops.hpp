@@ -147,7 +147,7 @@ GRADCOMP_LEVEL std::int32_t agreement(const std::int8_t* llr, const std::uint64_
       sums = add_epi32(sums, madd_epi16(pairs, set1_epi16(1)));
     }
   }
-  return static_cast<std::int32_t>(reduce_add_epi32(sums));
+  return reduce_add_epi32(sums);
 }
 
 GRADCOMP_LEVEL void penalties(const std::int8_t* llr, const std::uint64_t* bits, std::int32_t* sums,
@@ -274,8 +274,8 @@ GRADCOMP_LEVEL LatticeSums lattice_indices(const std::int16_t* places, const std
         store_vector(indices + i + kBytes * part, order_epi64(packus_epi16(index[0], index[1])));
       }
     }
-    product += reduce_add_epi32(products);
-    energy += reduce_add_epi32(energies);
+    product += wide_sum(products);
+    energy += wide_sum(energies);
   }
   const LatticeSums rest = finish_indices(places + i, bits + i / kLanes, rule, indices + i, n - i);
   return {product + rest.product, energy + rest.energy};
