@@ -34,6 +34,13 @@ GRADCOMP_AVX2 inline Words min(Words a, Words b) {
 GRADCOMP_AVX2 inline Words max(Words a, Words b) {
   return Words(_mm256_max_epi32(__m256i(a), __m256i(b)));
 }
+GRADCOMP_AVX2 inline std::uint32_t largest_lane(Words x) {
+  std::uint32_t lanes[kWidth];
+  store(lanes, x);
+  std::uint32_t most = 0;
+  for (std::uint32_t lane : lanes) most = lane > most ? lane : most;
+  return most;
+}
 GRADCOMP_AVX2 inline Doubles absolute(Doubles x) {
   return _mm256_andnot_pd(_mm256_set1_pd(-0.0), x);
 }
@@ -168,13 +175,15 @@ GRADCOMP_AVX2 inline Words gather(const std::uint32_t* table, Words at) {
   return bits_of(gather(reinterpret_cast<const float*>(table), at));
 }
 
-// A table of 16 numbers in registers.
+// A table of up to 16 numbers in registers.
 struct Table16 {
   Floats lower, upper;
 
-  GRADCOMP_AVX2 void load_from(const float* table) {
-    lower = load(table);
-    upper = load(table + 8);
+  GRADCOMP_AVX2 void load_from(const float* table, std::size_t n) {
+    const Words lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    const Words count = broadcast(static_cast<std::uint32_t>(n));
+    lower = _mm256_maskload_ps(table, __m256i(greater(count, lane)));
+    upper = n <= 8 ? lower : _mm256_maskload_ps(table + 8, __m256i(greater(count, lane + 8u)));
   }
   GRADCOMP_AVX2 Floats operator[](Words at) const {
     // Blending looks at the uppermost bit.
