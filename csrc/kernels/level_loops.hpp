@@ -99,20 +99,13 @@ GRADCOMP_LEVEL void look_up(const std::uint8_t* symbols, const float* table, uns
   kScalarKernels.look_up(symbols + i, table, bits, y + i, n - i);
 }
 
-// See Dynamic8Lines.
+// See Dynamic8Lines; Lines has the same members, or vectors of each number.
+template <typename Lines>
 struct Dynamic8Levels {
-  Constant slopes[Dynamic8Lines::kLines];
-  Constant intercepts[Dynamic8Lines::kLines];
-
-  GRADCOMP_LEVEL void start(const Dynamic8Lines& lines) {
-    for (int k = 0; k < Dynamic8Lines::kLines; ++k) {
-      slopes[k] = constant(lines.slopes[k]);
-      intercepts[k] = constant(lines.intercepts[k]);
-    }
-  }
+  Lines lines;
 
   GRADCOMP_LEVEL Floats line(int k, Floats x) const {
-    return multiply_add(x, slopes[k], intercepts[k]);
+    return multiply_add(x, lines.slopes[k], lines.intercepts[k]);
   }
 
   GRADCOMP_LEVEL Floats lower(int k, Floats x) const { return min(line(k, x), line(k + 1, x)); }

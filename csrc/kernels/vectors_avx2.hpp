@@ -44,11 +44,8 @@ GRADCOMP_AVX2 inline std::uint32_t largest_lane(Words x) {
 GRADCOMP_AVX2 inline Doubles absolute(Doubles x) {
   return _mm256_andnot_pd(_mm256_set1_pd(-0.0), x);
 }
-// Number for all lanes, as it is best kept if there are many.
-using Constant = float;
-GRADCOMP_AVX2 inline Constant constant(float x) { return x; }
 // For results that need not be exact: rounds once or twice.
-GRADCOMP_AVX2 inline Floats multiply_add(Floats a, Constant b, Constant c) { return a * b + c; }
+GRADCOMP_AVX2 inline Floats multiply_add(Floats a, float b, float c) { return a * b + c; }
 
 GRADCOMP_AVX2 inline Words nearest(Floats x) { return Words(_mm256_cvtps_epi32(x)); }
 GRADCOMP_AVX2 inline Words truncate(Floats x) { return Words(_mm256_cvttps_epi32(x)); }
@@ -87,12 +84,10 @@ GRADCOMP_AVX2 inline Mask nonfinite(Floats x) {
   return greater(magnitude(x), broadcast(kInfBits - 1));
 }
 
-GRADCOMP_AVX2 inline bool any(Mask mask) {
-  return _mm256_testz_si256(__m256i(mask), __m256i(mask)) == 0;
-}
 GRADCOMP_AVX2 inline unsigned lanes(Mask mask) {
   return static_cast<unsigned>(_mm256_movemask_ps(floats_of(mask)));
 }
+GRADCOMP_AVX2 inline bool any(Mask mask) { return lanes(mask) != 0; }
 GRADCOMP_AVX2 inline Floats select(Mask mask, Floats set, Floats clear) {
   return _mm256_blendv_ps(clear, set, floats_of(mask));
 }

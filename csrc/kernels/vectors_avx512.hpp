@@ -38,11 +38,8 @@ GRADCOMP_AVX512 inline std::uint32_t largest_lane(Words x) {
   return _mm512_reduce_max_epu32(__m512i(x));
 }
 GRADCOMP_AVX512 inline Doubles absolute(Doubles x) { return _mm512_abs_pd(x); }
-// Number for all lanes, as it is best kept if there are many.
-using Constant = Floats;
-GRADCOMP_AVX512 inline Constant constant(float x) { return broadcast(x); }
 // For results that need not be exact: rounds once or twice.
-GRADCOMP_AVX512 inline Floats multiply_add(Floats a, Constant b, Constant c) {
+GRADCOMP_AVX512 inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return _mm512_fmadd_ps(a, b, c);
 }
 
