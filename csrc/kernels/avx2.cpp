@@ -73,8 +73,7 @@ GRADCOMP_AVX2 void dynamic8_encode(const float* x, float largest, std::uint8_t* 
     return kScalarKernels.dynamic8_encode(x, largest, out, n);
   }
   const Dynamic8& map = dynamic8();
-  Dynamic8Levels levels;
-  levels.start(map.lines(largest));
+  const Dynamic8Levels<Dynamic8Lines> levels{map.lines(largest)};
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {
     prefetch(x, n + i, 16);

@@ -82,14 +82,27 @@ GRADCOMP_AVX512 inline __m512i to_bytes(const Words (&x)[4]) {
                                  _mm512_packus_epi32(__m512i(x[2]), __m512i(x[3]))));
 }
 
+// Dynamic8Lines in registers, as far as these suffice.
+struct WideLines {
+  Floats slopes[Dynamic8Lines::kLines];
+  Floats intercepts[Dynamic8Lines::kLines];
+
+  GRADCOMP_AVX512 void start(const Dynamic8Lines& lines) {
+    for (int k = 0; k < Dynamic8Lines::kLines; ++k) {
+      slopes[k] = broadcast(lines.slopes[k]);
+      intercepts[k] = broadcast(lines.intercepts[k]);
+    }
+  }
+};
+
 GRADCOMP_AVX512 void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
                                      std::size_t n) {
   if (largest < Dynamic8Lines::kSmallest) {
     return kScalarKernels.dynamic8_encode(x, largest, out, n);
   }
   const Dynamic8& map = dynamic8();
-  Dynamic8Levels levels;
-  levels.start(map.lines(largest));
+  Dynamic8Levels<WideLines> levels;
+  levels.lines.start(map.lines(largest));
   const __m512i zero_code = _mm512_set1_epi8(127);
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {

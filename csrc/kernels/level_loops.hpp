@@ -88,32 +88,24 @@ GRADCOMP_LEVEL inline CentroidSums quantize_with(const float* x, float scale, co
 
 GRADCOMP_LEVEL void look_up(const std::uint8_t* symbols, const float* table, unsigned bits,
                             float* y, std::size_t n) {
-  float padded[16] = {};
-  for (std::size_t k = 0; bits <= 4 && k < std::size_t{1} << bits; ++k) padded[k] = table[k];
-  Table16 small;
-  small.load_from(padded);
   std::size_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) {
-    const Words at = load_bytes(symbols + i);
-    store(y + i, bits <= 4 ? small[at] : gather(table, at));
+  if (__builtin_expect(bits <= 4, 1)) {  // most tables are small
+    Table16 few;
+    few.load_from(table, std::size_t{1} << bits);
+    for (; i + kWidth <= n; i += kWidth) store(y + i, few[load_bytes(symbols + i)]);
+  } else {
+    for (; i + kWidth <= n; i += kWidth) store(y + i, gather(table, load_bytes(symbols + i)));
   }
   kScalarKernels.look_up(symbols + i, table, bits, y + i, n - i);
 }
 
-// See Dynamic8Lines.
+// See Dynamic8Lines; Lines has the same members, or vectors of each number.
+template <typename Lines>
 struct Dynamic8Levels {
-  Constant slopes[Dynamic8Lines::kLines];
-  Constant intercepts[Dynamic8Lines::kLines];
-
-  GRADCOMP_LEVEL void start(const Dynamic8Lines& lines) {
-    for (int k = 0; k < Dynamic8Lines::kLines; ++k) {
-      slopes[k] = constant(lines.slopes[k]);
-      intercepts[k] = constant(lines.intercepts[k]);
-    }
-  }
+  Lines lines;
 
   GRADCOMP_LEVEL Floats line(int k, Floats x) const {
-    return multiply_add(x, slopes[k], intercepts[k]);
+    return multiply_add(x, lines.slopes[k], lines.intercepts[k]);
   }
 
   GRADCOMP_LEVEL Floats lower(int k, Floats x) const { return min(line(k, x), line(k + 1, x)); }

@@ -8,20 +8,15 @@
 #include <arm_neon.h>
 #include <sys/auxv.h>
 
-#include <cmath>
-
 #include "base/bytes.hpp"
 #include "base/rng.hpp"
 #include "kernels/crc32c_tables.hpp"
 #include "kernels/half.hpp"
 #include "kernels/sums.hpp"
+#include "kernels/vectors_neon.hpp"
 
 namespace gradcomp {
 namespace {
-
-inline uint32x4_t magnitude(const float* x) {
-  return vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x)), vdupq_n_u32(kMagnitudeMask));
-}
 
 // ---------------------------------------------------------------- binary16
 
@@ -100,7 +95,7 @@ std::size_t collect(const float* x, std::size_t n, std::uint32_t base, std::uint
   std::size_t i = 0;
   for (; i + 16 <= n && capacity - count >= kCollectSlack; i += 16) {
     uint32x4_t hits[4];
-    for (int j = 0; j < 4; ++j) hits[j] = vcgeq_u32(magnitude(x + i + 4 * j), least);
+    for (int j = 0; j < 4; ++j) hits[j] = vcgeq_u32(magnitude(load(x + i + 4 * j)), least);
     const uint32x4_t any = vorrq_u32(vorrq_u32(hits[0], hits[1]), vorrq_u32(hits[2], hits[3]));
     if (vmaxvq_u32(any) == 0) continue;
     for (std::size_t j = 0; j < 4; ++j) {
@@ -124,87 +119,7 @@ std::size_t collect(const float* x, std::size_t n, std::uint32_t base, std::uint
 
 // ---------------------------------------------------------------- sums
 
-// The 16 partial sums of PartialSums.
-struct Sums {
-  float64x2_t pairs[8];
-
-  Sums() {
-    for (float64x2_t& pair : pairs) pair = vdupq_n_f64(0.0);
-  }
-
-  void add(int pair, float64x2_t terms) { pairs[pair] = vaddq_f64(pairs[pair], terms); }
-
-  PartialSums partial() const {
-    PartialSums sums;
-    for (int j = 0; j < 8; ++j) vst1q_f64(sums.partial + 2 * j, pairs[j]);
-    return sums;
-  }
-};
-
-// Calls add(pair, x as doubles) for all whole runs of 16, and returns their length.
-template <typename Add>
-inline std::size_t each_pair(const float* x, std::size_t n, const Add& add) {
-  std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int j = 0; j < 4; ++j) {
-      const float32x4_t four = vld1q_f32(x + i + 4 * j);
-      add(2 * j, vcvt_f64_f32(vget_low_f32(four)));
-      add(2 * j + 1, vcvt_high_f64_f32(four));
-    }
-  }
-  return i;
-}
-
-double sum_magnitudes(const float* x, std::size_t n) {
-  Sums vectors;
-  std::size_t i =
-      each_pair(x, n, [&](int pair, float64x2_t wide) { vectors.add(pair, vabsq_f64(wide)); });
-  PartialSums sums = vectors.partial();
-  for (; i < n; ++i) sums.add(i, std::fabs(static_cast<double>(x[i])));
-  return sums.total();
-}
-
-double sum_squares(const float* x, std::size_t n) {
-  Sums vectors;
-  std::size_t i = each_pair(
-      x, n, [&](int pair, float64x2_t wide) { vectors.add(pair, vmulq_f64(wide, wide)); });
-  PartialSums sums = vectors.partial();
-  for (; i < n; ++i) sums.add(i, static_cast<double>(x[i]) * static_cast<double>(x[i]));
-  return sums.total();
-}
-
-Moments moments(const float* x, std::size_t n) {
-  Sums wide_sums, wide_squares;
-  std::size_t i = each_pair(x, n, [&](int pair, float64x2_t wide) {
-    wide_sums.add(pair, wide);
-    wide_squares.add(pair, vmulq_f64(wide, wide));
-  });
-  PartialSums sum = wide_sums.partial();
-  PartialSums squares = wide_squares.partial();
-  for (; i < n; ++i) {
-    const auto wide = static_cast<double>(x[i]);
-    sum.add(i, wide);
-    squares.add(i, wide * wide);
-  }
-  return {sum.total(), squares.total()};
-}
-
-SignedSums sum_by_sign(const float* x, std::size_t n) {
-  const float64x2_t zero = vdupq_n_f64(0.0);
-  Sums below, above;
-  std::size_t i = each_pair(x, n, [&](int pair, float64x2_t wide) {
-    below.add(pair, vbslq_f64(vcltq_f64(zero, wide), zero, wide));
-    above.add(pair, vbslq_f64(vcgtq_f64(zero, wide), zero, wide));
-  });
-  PartialSums negative = below.partial();
-  PartialSums others = above.partial();
-  for (; i < n; ++i) {
-    const SignedSums terms = split_by_sign(x[i]);
-    negative.add(i, terms.negative);
-    others.add(i, terms.others);
-  }
-  return {negative.total(), others.total()};
-}
+#include "kernels/sum_loops.hpp"
 
 // ---------------------------------------------------------------- sign bits
 
@@ -344,9 +259,7 @@ inline std::uint32_t crc_byte(std::uint32_t crc, std::uint8_t byte) {
   return crc;
 }
 
-#define GRADCOMP_LEVEL
 #include "kernels/crc32c_loop.hpp"
-#undef GRADCOMP_LEVEL
 
 // An option of processors until Armv8.1.
 bool has_crc32() noexcept {
@@ -364,6 +277,7 @@ const Kernels& neon_kernels() noexcept {
     table.f16_to_f32 = f16_to_f32;
     table.f16_add = f16_add;
     table.collect = collect;
+    table.max_magnitude = max_magnitude;
     table.sum_magnitudes = sum_magnitudes;
     table.sum_squares = sum_squares;
     table.moments = moments;

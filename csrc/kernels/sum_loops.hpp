@@ -106,7 +106,7 @@ GRADCOMP_LEVEL std::uint32_t max_magnitude(const float* x, std::size_t n) {
   Words largest{};
   std::size_t i = 0;
   for (; i + kWidth <= n; i += kWidth) largest = max(largest, magnitude(load(x + i)));
-  std::uint32_t most = kScalarKernels.max_magnitude(x + i, n - i);
-  for (std::size_t j = 0; j < kWidth; ++j) most = largest[j] > most ? largest[j] : most;
-  return most;
+  const std::uint32_t tail = kScalarKernels.max_magnitude(x + i, n - i);
+  const std::uint32_t body = largest_lane(largest);
+  return body > tail ? body : tail;
 }

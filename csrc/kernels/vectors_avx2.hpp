@@ -34,14 +34,18 @@ GRADCOMP_AVX2 inline Words min(Words a, Words b) {
 GRADCOMP_AVX2 inline Words max(Words a, Words b) {
   return Words(_mm256_max_epi32(__m256i(a), __m256i(b)));
 }
+GRADCOMP_AVX2 inline std::uint32_t largest_lane(Words x) {
+  std::uint32_t lanes[kWidth];
+  store(lanes, x);
+  std::uint32_t most = 0;
+  for (std::uint32_t lane : lanes) most = lane > most ? lane : most;
+  return most;
+}
 GRADCOMP_AVX2 inline Doubles absolute(Doubles x) {
   return _mm256_andnot_pd(_mm256_set1_pd(-0.0), x);
 }
-// Number for all lanes, as it is best kept if there are many.
-using Constant = float;
-GRADCOMP_AVX2 inline Constant constant(float x) { return x; }
 // For results that need not be exact: rounds once or twice.
-GRADCOMP_AVX2 inline Floats multiply_add(Floats a, Constant b, Constant c) { return a * b + c; }
+GRADCOMP_AVX2 inline Floats multiply_add(Floats a, float b, float c) { return a * b + c; }
 
 GRADCOMP_AVX2 inline Words nearest(Floats x) { return Words(_mm256_cvtps_epi32(x)); }
 GRADCOMP_AVX2 inline Words truncate(Floats x) { return Words(_mm256_cvttps_epi32(x)); }
@@ -80,12 +84,10 @@ GRADCOMP_AVX2 inline Mask nonfinite(Floats x) {
   return greater(magnitude(x), broadcast(kInfBits - 1));
 }
 
-GRADCOMP_AVX2 inline bool any(Mask mask) {
-  return _mm256_testz_si256(__m256i(mask), __m256i(mask)) == 0;
-}
 GRADCOMP_AVX2 inline unsigned lanes(Mask mask) {
   return static_cast<unsigned>(_mm256_movemask_ps(floats_of(mask)));
 }
+GRADCOMP_AVX2 inline bool any(Mask mask) { return lanes(mask) != 0; }
 GRADCOMP_AVX2 inline Floats select(Mask mask, Floats set, Floats clear) {
   return _mm256_blendv_ps(clear, set, floats_of(mask));
 }
@@ -168,13 +170,15 @@ GRADCOMP_AVX2 inline Words gather(const std::uint32_t* table, Words at) {
   return bits_of(gather(reinterpret_cast<const float*>(table), at));
 }
 
-// A table of 16 numbers in registers.
+// A table of up to 16 numbers in registers.
 struct Table16 {
   Floats lower, upper;
 
-  GRADCOMP_AVX2 void load_from(const float* table) {
-    lower = load(table);
-    upper = load(table + 8);
+  GRADCOMP_AVX2 void load_from(const float* table, std::size_t n) {
+    const Words lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    const Words count = broadcast(static_cast<std::uint32_t>(n));
+    lower = _mm256_maskload_ps(table, __m256i(greater(count, lane)));
+    upper = n <= 8 ? lower : _mm256_maskload_ps(table + 8, __m256i(greater(count, lane + 8u)));
   }
   GRADCOMP_AVX2 Floats operator[](Words at) const {
     // Blending looks at the uppermost bit.

@@ -34,12 +34,12 @@ GRADCOMP_AVX512 inline Words min(Words a, Words b) {
 GRADCOMP_AVX512 inline Words max(Words a, Words b) {
   return Words(_mm512_max_epi32(__m512i(a), __m512i(b)));
 }
+GRADCOMP_AVX512 inline std::uint32_t largest_lane(Words x) {
+  return _mm512_reduce_max_epu32(__m512i(x));
+}
 GRADCOMP_AVX512 inline Doubles absolute(Doubles x) { return _mm512_abs_pd(x); }
-// Number for all lanes, as it is best kept if there are many.
-using Constant = Floats;
-GRADCOMP_AVX512 inline Constant constant(float x) { return broadcast(x); }
 // For results that need not be exact: rounds once or twice.
-GRADCOMP_AVX512 inline Floats multiply_add(Floats a, Constant b, Constant c) {
+GRADCOMP_AVX512 inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return _mm512_fmadd_ps(a, b, c);
 }
 
@@ -156,11 +156,13 @@ GRADCOMP_AVX512 inline Floats gather(const float* table, Words at) {
   return _mm512_i32gather_ps(__m512i(at), table, 4);
 }
 
-// A table of 16 numbers in a register.
+// A table of up to 16 numbers in a register.
 struct Table16 {
   Floats values;
 
-  GRADCOMP_AVX512 void load_from(const float* table) { values = load(table); }
+  GRADCOMP_AVX512 void load_from(const float* table, std::size_t n) {
+    values = _mm512_maskz_loadu_ps(static_cast<Mask>((1u << n) - 1), table);
+  }
   GRADCOMP_AVX512 Floats operator[](Words at) const { return pick(values, at); }
 };
 
