@@ -242,8 +242,13 @@ class Tally:
         self, spec: str, mode: str, tensors: list[Case], sent: str = "", steps: int = 1
     ) -> None:
         """One launch of all tensors."""
-        self.count += len(tensors)
-        self.faults += differences(spec, mode, tensors, sent, self.device, steps)
+        self.add(len(tensors), differences(spec, mode, tensors, sent, self.device, steps))
+
+    def add(self, count: int, faults: Iterator[str]) -> None:
+        """Make a comparison of ``count`` cases; what it yields are faults, as are uses of guards."""
+        self.count += count
+        self.faults += faults
+        self.faults += used_guards()
 
 
 def small_tiles() -> None:
@@ -377,12 +382,11 @@ def added(tally: Tally, rng: np.random.Generator, each: int) -> None:
     for spec in ADDED:
         count = -(-each // kernels[add.form_of(spec).kernel])
         for weight in (1.0, 1 / 3):
-            tally.count += count
             ranks = [
                 [*cases(rng, SIZES, count - 4), *cases(rng, [1280, 8192, 9000], 4)]
                 for _ in range(2)
             ]
-            tally.faults += _added(spec, weight, ranks, tally.device)
+            tally.add(count, _added(spec, weight, ranks, tally.device))
 
 
 def _added(
@@ -435,9 +439,8 @@ def peer(tally: Tally, rng: np.random.Generator, each: int) -> None:
     peer_sums.RANGE, peer_sums.BLOCK, peer_sums.SEARCHES = 128, 32, 4
     counts = {True: -(-each // 3), False: each}
     for specs in (*([spec] * counts["sampled" in spec] for spec in KEPT), PAYLOADS * 3):
-        tally.count += 2 * len(specs)
         ranks = [mostly_small(rng, len(specs)) for _ in range(2)]
-        tally.faults += _peer(specs, ranks, tally.device)
+        tally.add(2 * len(specs), _peer(specs, ranks, tally.device))
 
 
 def _peer(specs: list[str], ranks: list[list[Case]], device: torch.device) -> Iterator[str]:
@@ -510,15 +513,13 @@ def large(tally: Tally, rng: np.random.Generator, each: int) -> None:
 
 def bases(tally: Tally, rng: np.random.Generator, each: int) -> None:
     for _ in range(25):
-        tally.count += each
-        tally.faults += factor_comparisons.bases(rng, each, tally.device)
+        tally.add(each, factor_comparisons.bases(rng, each, tally.device))
 
 
 def matrices(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Phases of a power iteration, of ten matrices each."""
     for seed in range(each):
-        tally.count += 10
-        tally.faults += factor_comparisons.matrices(rng, 10, seed, tally.device)
+        tally.add(10, factor_comparisons.matrices(rng, 10, seed, tally.device))
 
 
 LARGE = (
@@ -566,11 +567,9 @@ def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     tensors += [two_nans(), many_nans(), tie()]
     others = [*tensors[1:], tensors[0]]  # an average with two NaN does not show which was there
     if mode == "added":
-        tally.count += len(tensors)
-        tally.faults += _added(spec, 1 / 3, [tensors, others], tally.device)
+        tally.add(len(tensors), _added(spec, 1 / 3, [tensors, others], tally.device))
     elif mode == "peer":
-        tally.count += len(tensors)
-        tally.faults += _peer([spec] * len(tensors), [tensors, others], tally.device)
+        tally.add(len(tensors), _peer([spec] * len(tensors), [tensors, others], tally.device))
     else:
         tally.compare(spec, mode, tensors)
 
@@ -591,7 +590,6 @@ def main(names: list[str], share: float, device: torch.device) -> int:
             compare(tally, rng, max(len(FAMILIES), int(each * share)))
         else:
             one(tally, rng, name)
-        tally.faults += used_guards()
         print(f"{name}: {tally.count} cases, {len(tally.faults)} differences")
         print(*tally.faults[:20], sep="\n", flush=True)
         status |= bool(tally.faults)

@@ -22,8 +22,8 @@ _MAKERS = ("empty", "zeros", "full", "tensor", "zeros_like", "from_numpy")
 _new_memory = torch.empty
 _guarded: list[tuple[torch.Tensor, str]] = []
 _used: set[str] = set()
-_begins: np.ndarray | None = None
-"""Sorted first addresses of all guards; None: to be listed again."""
+_begins = np.zeros(1, np.uint64)
+"""Sorted first addresses of all guards, after a 0."""
 
 
 def guard_all_tensors() -> None:
@@ -39,6 +39,7 @@ def guard_all_tensors() -> None:
 
 def used_guards() -> Iterator[str]:
     """The tensors made since the last call beyond which a kernel has read or written."""
+    global _begins
     for memory, name in _guarded:
         pattern = PATTERN.to(memory.device)
         if not (torch.equal(memory[:GUARD], pattern) and torch.equal(memory[-GUARD:], pattern)):
@@ -46,7 +47,7 @@ def used_guards() -> Iterator[str]:
     yield from (f"a kernel uses memory beyond {name}" for name in sorted(_used))
     _guarded.clear()
     _used.clear()
-    _forget_begins()
+    _begins = _begins[:1]
 
 
 def _with_guards(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -60,18 +61,16 @@ def _with_guards(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    global _begins
     memory = _new_memory(tensor.nbytes + 2 * GUARD, dtype=torch.uint8, device=tensor.device)
     memory[:GUARD] = memory[-GUARD:] = PATTERN.to(memory.device)
     elements = memory[GUARD:-GUARD].view(tensor.dtype).view(tensor.shape)
     elements.copy_(tensor)
     _guarded.append((memory, f"a tensor of {tuple(tensor.shape)}, {tensor.dtype}"))
-    _forget_begins()
+    first = memory.data_ptr()
+    guards = np.array([first, first + memory.nbytes - GUARD], np.uint64)
+    _begins = np.insert(_begins, np.searchsorted(_begins, guards), guards)
     return elements
-
-
-def _forget_begins() -> None:
-    global _begins
-    _begins = None
 
 
 def _watch_interpreter() -> None:
@@ -103,12 +102,6 @@ def _watch(addresses: np.ndarray) -> None:
 
 
 def _is_guard(addresses: np.ndarray) -> np.ndarray:
-    global _begins
-    if _begins is None:
-        ends = ((memory.data_ptr(), memory.data_ptr() + memory.nbytes) for memory, _ in _guarded)
-        begins = [begin for first, end in ends for begin in (first, end - GUARD)]
-        _begins = np.sort(np.array(begins, np.uint64))
     before = np.searchsorted(_begins, addresses, side="right")
-    found: np.ndarray = np.zeros(addresses.shape, bool)
-    found[before > 0] = (addresses[before > 0] - _begins[before[before > 0] - 1]) < GUARD
-    return found
+    guarded: np.ndarray = addresses - _begins[before - 1] < GUARD
+    return guarded
