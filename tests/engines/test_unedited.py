@@ -66,7 +66,9 @@ def test_another_hook_is_refused(ddp: Finished, step: str, hook: str) -> None:
     errors = [row["error"] for row in rows(ddp.output, step)]
     assert len(errors) == 2
     for error in errors:
-        assert "the script gives its DistributedDataParallel model its own communication hook" in error
+        assert (
+            "the script gives its DistributedDataParallel model its own communication hook" in error
+        )
         assert f"'{hook}'" in error
         assert "or run the script without torch_compressors.run" in error
 
