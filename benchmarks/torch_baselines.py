@@ -3,8 +3,8 @@
     gradcomp bench --all --baselines benchmarks/torch_baselines.py
 
 Top-k, QSGD, TernGrad and 1-bit SGD follow the definitions of GRACE (Xu et al., ICDCS 2021), the
-quantizers follow torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks. All are written
-anew, with whole-tensor operations only. Messages have the types of GRACE and of the hooks: int64
+quantizers follow torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks. All are our own
+code, with whole-tensor operations only. Messages have the types of GRACE and of the hooks: int64
 indices, and a byte for every level, ternary digit and sign.
 """
 

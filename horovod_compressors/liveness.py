@@ -1,8 +1,8 @@
 """The marks of the ranks of a Horovod job, in the store that horovodrun keeps for Gloo.
 
 Horovod's own stall check runs on rank 0 and needs an answer of every rank, so a stopped process
-silences it. A rank that waits for long, or whose job has failed, renews a mark instead. A rank whose
-mark does not change does not answer.
+silences it. A rank renews a mark instead, when it waits for long or when its job has failed. A rank
+does not answer if its mark does not change.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 # Before numpy is imported: the tests' small decompositions only lose time to threads of BLAS.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -18,7 +17,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from gradcomp import _core
 from support.durations import Durations
-from support.scope import FULL
 
 # An example's time depends more on other work of the machine than on the code.
 settings.register_profile("any machine", deadline=None)
@@ -50,18 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _JobsTo
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # not in the processes of xdist
-        config.pluginmanager.register(Durations(Path("build/durations.json")))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what shows that other tests notice faults: it fails if these tests change, not the product."""
-    if FULL:
-        return
-    parts: dict[bool, list[pytest.Item]] = {False: [], True: []}
-    for item in items:
-        parts["mutant" in getattr(item, "fixturenames", ())].append(item)
-    items[:] = parts[False]
-    config.hook.pytest_deselected(items=parts[True])
+        config.pluginmanager.register(Durations(config.rootpath / "build/durations.json"))
 
 
 @pytest.fixture(autouse=True)

@@ -119,11 +119,11 @@ GRADCOMP_LEVEL void decide_parity(const std::int8_t* llr, std::uint64_t* bits, s
     odd ^= word;
   }
   for (std::size_t i = 0; i < count; ++i) {
-    std::uint64_t here = 0;
+    std::uint64_t least_reliable = 0;
     for (std::size_t part = 0; part < kParts; ++part) {
-      join(&here, part, bits_of(cmpeq_epi8(place[part], set1_epi8(static_cast<int>(i)))));
+      join(&least_reliable, part, bits_of(cmpeq_epi8(place[part], set1_epi8(static_cast<int>(i)))));
     }
-    bits[i] ^= odd & here;
+    bits[i] ^= odd & least_reliable;
   }
 }
 

@@ -61,7 +61,8 @@ def moved(pipeline: Pipeline, state: State, epoch: int | None = None) -> Pipelin
     new.load_state_dict(state)
     if epoch is not None:
         new.set_epoch(epoch)
-    new.keep_stats(pipeline.stats)
+    new.stats = pipeline.stats
+    new.stats.ranks = new.world_size
     return new
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from gradcomp.exchange.select import scatter_refusal
 from gradcomp.runtime.agree.step_comparison import StepComparison
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.measure.counted import counted
-from gradcomp.runtime.measure.profile_files import write_profile
+from gradcomp.runtime.measure.profile_files import profile_as_configured
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.policy.auto import Policy
@@ -153,21 +152,9 @@ class Pipeline:
             f"{place[2]}: make a new one, and give load_state_dict the list of all ranks' states"
         )
 
-    def keep_stats(self, stats: Stats) -> None:
-        """Go on counting in the statistics of an earlier pipeline, perhaps of other ranks."""
-        stats.ranks = self.world_size
-        self.stats = stats
-
     def profiled(self, engine: Engine) -> ProfiledEngine:
-        """Wrap an engine so that the time of its requests is part of profiles.
-
-        If the configuration asks for a profile and none has begun, one begins; it is written when the
-        process ends.
-        """
-        settings = self.config.stats
-        if settings.profile is not None and self.stats.profile is None:
-            profile = self.stats.start_profile(error=settings.error)
-            atexit.register(write_profile, profile, settings.profile, self.rank)
+        """Wrap an engine so that profiles measure its requests; a configured profile begins with it."""
+        profile_as_configured(self.stats, self.config.stats, self.rank)
         return ProfiledEngine(engine, self.stats)
 
     def set_epoch(self, epoch: int) -> None:

@@ -15,7 +15,7 @@ KERAS = {"keras3": {}, "keras2": {"TF_USE_LEGACY_KERAS": "1"}}
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_many_steps(tf2: CaseJob, spec: str) -> None:
+def test_100_steps(tf2: CaseJob, spec: str) -> None:
     of_ranks = [values[spec] for values in tf2.check("tf_replicas")]
     assert all(values["identical"] for values in of_ranks)
     assert all(values["moved"] > 0 for values in of_ranks)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
+from gradcomp.runtime.pipeline import Pipeline
 from rules.structure import (
     CONFIGS,
     LIMITS,
@@ -59,6 +61,12 @@ def test_parts_are_those_of_the_first_level() -> None:
         {"__init__", "a", "b"},
         {("__init__", "a"), ("a", "b"), ("b", "a")},
     )
+
+
+def test_pipeline_is_a_facade() -> None:
+    public = [name for name in vars(Pipeline) if not name.startswith("_")]
+    assert len(public) <= 20
+    assert len(inspect.getsourcelines(Pipeline)[0]) <= 350
 
 
 @pytest.mark.parametrize("use", CONFIGS, ids=str)

@@ -10,12 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from support.scope import by_scope
-
 FloatArray = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
-LAWS = settings(deadline=None, derandomize=True, database=None, max_examples=by_scope(20, 60))
+LAWS = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 # Of one tensor ------------------------------------------------------------------------------------

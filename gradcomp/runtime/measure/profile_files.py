@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import itertools
 import json
@@ -12,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gradcomp.config.schema import StatsSection
 from gradcomp.errors import GradcompError
 from gradcomp.runtime.measure.profile import Profile, StepProfile
+from gradcomp.runtime.measure.stats import Stats
 
 __all__ = [
+    "profile_as_configured",
     "row_of",
     "write_jsonl",
     "write_profile",
@@ -41,6 +45,13 @@ def row_of(step: StepProfile) -> dict[str, Any]:
         "round": None if step.round is None else step.round._asdict(),
         "tensors": step.tensors,
     }
+
+
+def profile_as_configured(stats: Stats, settings: StatsSection, rank: int) -> None:
+    """Start a profile that is written when the process ends, if one is configured and none has begun."""
+    if settings.profile is not None and stats.profile is None:
+        profile = stats.start_profile(error=settings.error)
+        atexit.register(write_profile, profile, settings.profile, rank)
 
 
 def write_jsonl(profile: Profile, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every codec, alone and with every memory, and algorithms, for many steps of one model."""
+"""Every codec, alone and with every memory, and algorithms, for 100 steps of one model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from workers import harness
 from workers.harness import Cases
-from workers.specs import OTHER_STEPS, SHAPES, SPECS, STEPS, config, normal
+from workers.specs import SHAPES, SPECS, STEPS, config, normal
 
 from gradcomp import Config, Loopback
 from gradcomp.codec import spec
@@ -53,8 +53,7 @@ def replicas() -> dict[str, dict[str, Any]]:
 
         return average
 
-    first = hvd.size() == 2 and not hvd.mpi_enabled()
-    return train(averager, STEPS if first else OTHER_STEPS)
+    return train(averager, STEPS)
 
 
 def train(make: Callable[[Parameters, Config], Averager], steps: int) -> dict[str, dict[str, Any]]:

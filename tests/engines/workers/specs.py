@@ -10,13 +10,8 @@ from gradcomp import Config
 from gradcomp.codec import spec
 from gradcomp.config.schema import MOMENTUM_CORRECTION
 from support.pipelines import configured, rules_of
-from support.scope import by_scope
 
 STEPS = 100
-"""Steps of a job on two ranks of Horovod with Gloo."""
-
-OTHER_STEPS = by_scope(30, 100)
-"""Steps of jobs that show that another engine, or another number of ranks, does the same."""
 
 _CODECS = [stage.example for stage in spec.stages() if stage.kind == "codec"]
 _MEMORIES = [

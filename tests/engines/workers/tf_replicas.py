@@ -1,4 +1,4 @@
-"""Every codec, alone and with every memory, and algorithms, for many steps of one model."""
+"""Every codec, alone and with every memory, and algorithms, for 100 steps of one model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from workers.runner import Cases
-from workers.specs import OTHER_STEPS, SHAPES, SPECS, config, normal
+from workers.specs import SHAPES, SPECS, STEPS, config, normal
 from workers.tf_harness import averages_of
 
 from gradcomp import Loopback
@@ -52,7 +52,7 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
     loopback = Loopback(rules, size) if rank == 0 else None
     differences: dict[str, list[int]] = {name: [] for name in shapes}
     now = np.zeros(sum(sizes), np.float32)
-    for step in range(OTHER_STEPS):
+    for step in range(STEPS):
         # The gradient of a squared distance to the rank's own target, with noise.
         of_ranks = [now - targets[r] + normal(now.size, r, step) for r in range(size)]
         found = average(tf.constant(of_ranks[rank])).numpy()
