@@ -17,26 +17,10 @@ namespace {
 #include "kernels/convert_loops.hpp"
 #include "kernels/feedback_loops.hpp"
 #include "kernels/level_loops.hpp"
+#include "kernels/quantize_loops.hpp"
 #include "kernels/random_loops.hpp"
 #include "kernels/sign_loops.hpp"
 
-namespace loops {
-#include "kernels/quantize_loops.hpp"
-}  // namespace loops
-using loops::choose_places;
-using loops::dynamic8_add;
-using loops::dynamic8_decode;
-using loops::f32_to_natural_zigzag;
-using loops::fp8_add;
-using loops::fp8_decode;
-using loops::fp8_encode;
-using loops::fp8_encode_randomly;
-using loops::join_planes;
-using loops::quantize;
-using loops::quantize_randomly;
-using loops::scale_levels;
-using loops::scale_levels_add;
-using loops::ternarize;
 using planes::compress_bytes;
 using planes::expand_bytes;
 using planes::split_planes;

@@ -20,6 +20,7 @@ namespace {
 #include "kernels/random_loops.hpp"
 #include "kernels/sign_loops.hpp"
 
+// This level has its own dynamic8_decode and dynamic8_add, which end with these.
 namespace loops {
 #include "kernels/quantize_loops.hpp"
 }  // namespace loops
