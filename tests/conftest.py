@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from gradcomp import _core
 from support.durations import Durations
+from support.scope import FULL
 
 # An example's time depends more on other work of the machine than on the code.
 settings.register_profile("any machine", deadline=None)
@@ -49,6 +50,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _JobsTo
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # not in the processes of xdist
         config.pluginmanager.register(Durations(config.rootpath / "build/durations.json"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests with the mark `full`, unless this is scripts/test full."""
+    if FULL:
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)
