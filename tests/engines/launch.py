@@ -25,8 +25,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
-PATHS = [HERE, HERE.parent, HERE.parent / "golden"]
-"""PYTHONPATH of jobs: ``workers``, ``support`` and the readers of reference cases."""
+PATHS = [ROOT, HERE, HERE.parent, HERE.parent / "golden"]
+"""PYTHONPATH of jobs: gradcomp as it is here, ``workers``, ``support`` and the readers of reference cases."""
 
 LIMIT = 500.0
 """Seconds that a job may take on a slow machine; jobs that do well need a small part of it."""
