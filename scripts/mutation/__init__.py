@@ -1,0 +1,1 @@
+"""Mutants of the core and of the Python packages: see scripts/mutants.py."""
