@@ -80,9 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     mutants = [Mutant(**row) for row in json.loads((FOLDER / "mutants.json").read_text())]
     if options.step == "record":
         ignored = [f"--ignore-glob={path}*" for path in WITHOUT]
-        record(
-            TREE, FOLDER / "records", [*ignored, *(options.paths or ["tests"])], options.processes
-        )
+        record(TREE, FOLDER / "records", [*ignored, *(options.paths or ["tests"])])
     elif options.step == "run":
         first, _, every = options.part.partition("/")
         _run(mutants[int(first) :: int(every)], options.scope)

@@ -164,5 +164,6 @@ def _pytest(tree: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def _environment(tree: Path, more: dict[str, str]) -> dict[str, str]:
-    paths = os.pathsep.join([str(tree), str(tree / "scripts")])
+    # The second has the plug-in that records.
+    paths = os.pathsep.join([str(tree), str(Path(__file__).parents[1])])
     return {**os.environ, "PYTHONPATH": paths, **more}

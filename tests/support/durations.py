@@ -8,10 +8,27 @@ from pathlib import Path
 
 import pytest
 
+from support.scope import FULL
+
 __all__ = ["Durations"]
 
 _LONGEST = 15
 """Files in the table; the file has all."""
+
+_BUDGETS = {
+    "tests/codecs": 300,
+    "tests/config": 20,
+    "tests/engines": 1300,
+    "tests/exchange": 60,
+    "tests/golden": 80,
+    "tests/gossip": 35,
+    "tests/gpu": 400,
+    "tests/rules": 100,
+    "tests/runtime": 40,
+    "tests/scripts": 80,
+    "tests/tools": 100,
+}
+"""Seconds of each part in scripts/test, with three processes on two processors."""
 
 
 class Durations:
@@ -36,7 +53,10 @@ class Durations:
         self._path.parent.mkdir(exist_ok=True)
         self._path.write_text(json.dumps(rounded, indent=1) + "\n")
         terminalreporter.section(f"seconds of tests, over all processes ({self._path})")
-        for table in (parts.most_common(), self._files.most_common(_LONGEST)):
-            for name, seconds in table:
-                terminalreporter.line(f"{seconds:8.1f}  {name}")
-            terminalreporter.line("")
+        for part, seconds in parts.most_common():
+            budget = 0 if FULL else _BUDGETS.get(part, 0)
+            over = f"  OVER ITS BUDGET of {budget} s" if budget and seconds > budget else ""
+            terminalreporter.line(f"{seconds:8.1f}  {part}{over}")
+        terminalreporter.line("")
+        for file, seconds in self._files.most_common(_LONGEST):
+            terminalreporter.line(f"{seconds:8.1f}  {file}")
