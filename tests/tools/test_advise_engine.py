@@ -9,19 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from gradcomp.tools.advise.calibrate import Speeds, measure_speeds
+from gradcomp.tools.advise.calibrate import Speeds
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.advise.wire import ENGINES, EngineCosts, KindCost, Wire
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.step_model import Link, StepTime
+from support.speeds import GATHERED, speeds_of
 
-GATHERED = ("residual|topk(ratio=0.01)", "gather")
 FAST = Link(math.inf)
 
 
 @pytest.fixture(scope="module")
 def gathered() -> Speeds:
-    return measure_speeds([GATHERED])[0]
+    return speeds_of(*GATHERED)
 
 
 def costs(request: float, before: float = 0.0, fuses: bool = False) -> EngineCosts:
