@@ -50,15 +50,18 @@ def difference(corrected: np.ndarray, sent: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(kept), kept, np.float32(0))
 
 
-@pytest.mark.parametrize("kind", DISTRIBUTIONS)
 @pytest.mark.parametrize("codec", MEMORY_SPECS)
-def test_the_residual_is_the_corrected_gradient_less_what_was_sent(codec: str, kind: str) -> None:
-    pipeline = pipeline_of(codec)
-    for n in [500] * 4:
-        grad = sample(kind, n)
-        corrected = corrected_by(pipeline, grad, 1, 1)
-        sent = send(pipeline, grad)
-        np.testing.assert_array_equal(residual_of(pipeline), difference(corrected, sent))
+def test_the_residual_is_the_corrected_gradient_less_what_was_sent(codec: str) -> None:
+    wrong = []
+    for kind in DISTRIBUTIONS:
+        pipeline = pipeline_of(codec)
+        for step in range(4):
+            grad = sample(kind, 500)
+            corrected = corrected_by(pipeline, grad, 1, 1)
+            sent = send(pipeline, grad)
+            if not np.array_equal(residual_of(pipeline), difference(corrected, sent)):
+                wrong.append((kind, step))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("codec", EXACT_LIMIT)
