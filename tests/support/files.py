@@ -17,8 +17,9 @@ def rule_of(
     def decorator(problems_of: Callable[[Path], Collection[str]]) -> Callable[[], None]:
         def test() -> None:
             assert paths
-            found = {str(path.relative_to(ROOT)): problems_of(path) for path in paths}
-            assert {name: problems for name, problems in found.items() if problems} == {}
+            found = {path.relative_to(ROOT): problems_of(path) for path in paths}
+            lines = [f"{path}: {one}" for path, problems in found.items() for one in problems]
+            assert not lines, "\n".join(["problems:", *lines])
 
         test.__name__ = test.__qualname__ = problems_of.__name__
         test.__doc__ = problems_of.__doc__

@@ -235,7 +235,7 @@ def test_seconds_of_copies_at_once(
 
 
 def test_speeds_of_several_pairs_have_ticks_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = [{"a": (8, 8)}, {"a": (16, 16)}] * 2
+    small = [{"a": (128, 128)}, {"a": (128, 160)}] * 2
     assert len(small) == len(calibrate._MODELS)
     monkeypatch.setattr(calibrate, "_MODELS", small)
     calls: list[None] = []
@@ -345,7 +345,7 @@ def test_pasted_configuration_is_valid(cache: Path, tmp_path: Path) -> None:
 
 
 def test_calibration_is_kept_and_repeated(cache: Path) -> None:
-    arguments = ("resnet20", "--ranks", "2", "--bandwidth", "10", *COMMON)
+    arguments = ("resnet20", "--ranks", "2", "--bandwidth", "10", "--spec", GATHERED[0])
     gradcomp(*arguments, cache=cache)
     before = calibrations(cache)
     gradcomp(*arguments, cache=cache)
