@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
+
+from gradcomp import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ("adding-a-compressor", "adding-an-algorithm", "adding-an-engine")
@@ -93,8 +95,8 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def build(folder: Path) -> None:
-    """Copy the repository, make the edits of all guides, and build the extension."""
+def edit_copy(folder: Path) -> None:
+    """Copy the repository, and make the edits of all guides."""
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(
@@ -108,36 +110,47 @@ def build(folder: Path) -> None:
         for block in blocks_of(guide):
             if block.language != "sh":
                 follow(block, folder)
-    run(BUILD, folder)
 
 
-def check_style(folder: Path) -> None:
-    """Lint and format the new files as `scripts/test lint` does it."""
-    new = [
-        edit["new"]
-        for guide in GUIDES
+def edited_files(which: Literal["old", "new"], suffix: str) -> list[str]:
+    edits = [_EDIT.fullmatch(block.above) for guide in GUIDES for block in blocks_of(guide)]
+    files = {edit[which] for edit in edits if edit and edit[which]}
+    return sorted(file for file in files if file.endswith(suffix))
+
+
+def run_commands_of(guide: str, folder: Path) -> None:
+    commands = [
+        command
         for block in blocks_of(guide)
-        if (edit := _EDIT.fullmatch(block.above)) and edit["new"]
+        if block.language == "sh"
+        for command in block.text.splitlines()
     ]
-    python = " ".join(path for path in new if path.endswith(".py"))
-    run(f"ruff check {python}", folder)
-    run(f"ruff format --check {python}", folder)
-    run(f"clang-format --dry-run -Werror {' '.join(p for p in new if p.endswith('.cpp'))}", folder)
+    printed = [run(one, folder) for one in commands if one != BUILD and not FIGURES.search(one)]
+    assert any(" passed" in text for text in printed), f"{guide} runs no test"
+
+
+def test_the_edits_fit_and_the_core_compiles(tmp_path: Path) -> None:
+    """What needs no build; in scripts/test full, `test_the_guides_are_true` builds and runs all commands."""
+    edit_copy(tmp_path)
+    python, sources = (" ".join(edited_files("new", suffix)) for suffix in (".py", ".cpp"))
+    # As `scripts/test lint` does it.
+    run(f"ruff check {python}", tmp_path)
+    run(f"ruff format --check {python}", tmp_path)
+    run(f"clang-format --dry-run -Werror {sources}", tmp_path)
+    run(f"python -m compileall -q {python} {' '.join(edited_files('old', '.py'))}", tmp_path)
+    sources += "".join(f" {path}" for path in edited_files("old", ".cpp"))
+    assert sources
+    run(f"g++ -std=c++17 -fsyntax-only -Icsrc -Icsrc/include {sources}", tmp_path)
+    # This guide leaves the core as it is.
+    shutil.copy(_core.__file__, tmp_path / "gradcomp")
+    run_commands_of("adding-an-engine", tmp_path)
 
 
 # One test, as a build takes a minute and several tests may run in several processes.
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_the_guides_are_true(tmp_path: Path) -> None:
-    build(tmp_path)
+    edit_copy(tmp_path)
+    run(BUILD, tmp_path)
     for guide in GUIDES:
-        commands = [
-            command
-            for block in blocks_of(guide)
-            if block.language == "sh"
-            for command in block.text.splitlines()
-        ]
-        printed = [
-            run(one, tmp_path) for one in commands if one != BUILD and not FIGURES.search(one)
-        ]
-        assert any(" passed" in text for text in printed), f"{guide} runs no test"
-    check_style(tmp_path)
+        run_commands_of(guide, tmp_path)

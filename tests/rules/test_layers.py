@@ -2,11 +2,13 @@
 
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.files import ROOT, rule_of
+
 SOURCES = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".cpp", ".hpp", ".h"})
 CORE = [p for p in SOURCES if "bindings" not in p.relative_to(ROOT / "csrc").parts]
 ADAPTERS = sorted(
@@ -56,37 +58,35 @@ def test_every_source_is_in_a_layer() -> None:
     assert parts - {"include"} == set(RANK)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_includes_point_down(path: Path) -> None:
+@rule_of(SOURCES)
+def test_includes_point_down(path: Path) -> Collection[str]:
     own = path.relative_to(ROOT / "csrc").parts[0]
     if own == "include":  # the C header, which stands alone
-        return
+        return []
     parts = {included.parts[0] for included in _own_includes(path)} - {"include"}
-    assert {part for part in parts if part != own and RANK[part] >= RANK[own]} == set()
+    return {part for part in parts if part != own and RANK[part] >= RANK[own]}
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if "codecs" in p.parts], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_families_of_codecs_do_not_include_each_other(path: Path) -> None:
+@rule_of(p for p in SOURCES if "codecs" in p.relative_to(ROOT).parts)
+def test_families_of_codecs_do_not_include_each_other(path: Path) -> Collection[str]:
     own = path.parent.name
     families = {
         included.parts[1]
         for included in _own_includes(path)
         if len(included.parts) == 3 and included.parts[0] == "codecs"
     }
-    assert families <= {own}
+    return families - {own}
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_core_knows_no_python(path: Path) -> None:
-    assert [name for name in _includes(path) if re.match(r"(Python\.h|pybind11/)", name)] == []
+@rule_of(CORE)
+def test_the_core_knows_no_python(path: Path) -> Collection[str]:
+    return [name for name in _includes(path) if re.match(r"(Python\.h|pybind11/)", name)]
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_core_never_prints_nor_aborts(path: Path) -> None:
+@rule_of(CORE)
+def test_the_core_never_prints_nor_aborts(path: Path) -> Collection[str]:
     # snprintf into a buffer is fine.
-    assert re.findall(r"\b(printf|fprintf|puts|abort|exit|cout|cerr)\b", path.read_text()) == []
+    return re.findall(r"\b(printf|fprintf|puts|abort|exit|cout|cerr)\b", path.read_text())
 
 
 def test_only_the_bindings_include_pybind11() -> None:
@@ -99,9 +99,9 @@ def test_the_c_header_stands_alone() -> None:
     assert _includes(header) == ["stddef.h", "stdint.h"]
 
 
-@pytest.mark.parametrize("path", ADAPTERS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_adapters_use_public_names_only(path: Path) -> None:
-    assert re.findall(r"gradcomp\._\w+|from gradcomp import _\w+", path.read_text()) == []
+@rule_of(ADAPTERS)
+def test_adapters_use_public_names_only(path: Path) -> Collection[str]:
+    return re.findall(r"gradcomp\._\w+|from gradcomp import _\w+", path.read_text())
 
 
 @pytest.mark.parametrize("path", ["tests/golden/decoder.py", "scripts/golden/lloyd_max.py"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from pkgutil import resolve_name
 
-import pytest
+from support.files import ROOT, rule_of
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 120
 SUFFIXES = (".md", ".py", ".cpp", ".hpp", ".h", ".yaml", ".sh", ".csv", ".png", ".json", ".txt")
 
@@ -24,7 +24,7 @@ def tracked() -> list[str]:
 FILES = tracked()
 PAGES = [ROOT / name for name in FILES if name.endswith(".md")]
 FOLDERS = sorted({name.split("/")[0] for name in FILES if "/" in name})
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+every_page = rule_of(PAGES)
 
 
 def prose(page: Path) -> str:
@@ -76,18 +76,17 @@ def test_the_rules_of_anchors(tmp_path: Path) -> None:
 
 
 @every_page
-def test_no_line_is_too_long(page: Path) -> None:
+def test_no_line_is_too_long(page: Path) -> Collection[str]:
     lines = enumerate(prose(page).split("\n"), 1)
-    long = [
+    return [
         f"line {number}: {len(line)} characters, at most {WIDTH} outside tables and code blocks"
         for number, line in lines
         if len(line) > WIDTH and not line.lstrip().startswith("|")
     ]
-    assert long == []
 
 
 @every_page
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page: Path) -> Collection[str]:
     text = re.sub(r"`[^`]*`", "", prose(page))
     broken = []
     for link in re.findall(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)", text):
@@ -99,30 +98,29 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             broken.append(f"{link}: no such file")
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
             broken.append(f"{link}: no such heading")
-    assert broken == []
+    return broken
 
 
 @every_page
-def test_every_external_link_is_a_whole_address(page: Path) -> None:
+def test_every_external_link_is_a_whole_address(page: Path) -> Collection[str]:
     text = re.sub(r"`[^`]*`", "", prose(page))
     addresses = re.findall(r"\]\(\s*<?([a-z]+:[^)\s>]*)", text)
-    wrong = [one for one in addresses if not re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/\S*)?", one)]
-    assert wrong == []
+    return [one for one in addresses if not re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/\S*)?", one)]
 
 
 @every_page
-def test_every_path_exists(page: Path) -> None:
+def test_every_path_exists(page: Path) -> Collection[str]:
     plain = [word.rstrip(".") for word in re.findall(r"[\w./-]+", prose(page))]
     words = [re.sub(r"(::.*|:\d+)$", "", word) for word in spans(page)]
     words += [word for word in plain if word.endswith(SUFFIXES)]
     missing = {word for word in words if is_path(word) and not (ROOT / word).exists()}
     if page.name.startswith("adding-"):  # a guide names new files of its example
         missing = {word for word in missing if not (ROOT / word).parent.is_dir()}
-    assert missing == set()
+    return missing
 
 
 @every_page
-def test_commands_name_existing_files(page: Path) -> None:
+def test_commands_name_existing_files(page: Path) -> Collection[str]:
     blocks = re.findall(
         r"^ *```\w*\n(.*?)^ *```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
@@ -132,19 +130,18 @@ def test_commands_name_existing_files(page: Path) -> None:
         for word in words
         if is_path(word) and word.startswith(("scripts/", "benchmarks/", "examples/", "configs/"))
     }
-    assert {word for word in commands if not (ROOT / word).exists()} == set()
+    return {word for word in commands if not (ROOT / word).exists()}
 
 
 @every_page
-def test_named_tests_exist(page: Path) -> None:
+def test_named_tests_exist(page: Path) -> Collection[str]:
     """A function in a file: ``tests/engines/workers/ddp.py::states``."""
     named = [word.split("::") for word in spans(page) if re.fullmatch(r"tests/\S+\.py::\w+", word)]
-    missing = {
+    return {
         f"{path}::{name}"
         for path, name in named
         if not re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
     }
-    assert missing == set()
 
 
 NO_MODULES = {"gradcomp.h", "gradcomp.codecs"}
@@ -152,7 +149,7 @@ NO_MODULES = {"gradcomp.h", "gradcomp.codecs"}
 
 
 @every_page
-def test_every_name_of_python_exists(page: Path) -> None:
+def test_every_name_of_python_exists(page: Path) -> Collection[str]:
     missing = set()
     for word in set(spans(page)) - NO_MODULES:
         if match := re.fullmatch(r"(gradcomp(?:\.[A-Za-z_]\w*)+)(\(.*)?", word):
@@ -160,7 +157,7 @@ def test_every_name_of_python_exists(page: Path) -> None:
                 resolve_name(match[1])
             except (ImportError, AttributeError):
                 missing.add(match[1])
-    assert missing == set()
+    return missing
 
 
 def test_sources_refer_to_existing_pages_and_headings() -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+
+from support.scope import by_scope
 
 FloatArray = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
-LAWS = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+LAWS = settings(deadline=None, derandomize=True, database=None, max_examples=by_scope(25, 60))
 
 
 # Of one tensor ------------------------------------------------------------------------------------
@@ -96,16 +97,50 @@ def of_one_tensor(ranks: int, shape: Shape, seed: int = 0) -> list[FloatArray]:
     return [rng.normal(size=shape).astype(np.float32) for _ in range(ranks)]
 
 
-# Strategies ---------------------------------------------------------------------------------------
+# Strategies: they draw a size and a seed, as drawing element by element is slow -----------------------
+
+seeds = st.integers(0, 2**32 - 1)
+
+_EXTREMES = np.array(
+    [0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF],
+    np.uint32,
+)
+"""Magnitudes: zero, the ends of the denormals, the smallest normal number, 1, the largest number, Inf, two NaNs."""
+
+
+def with_specials(
+    rng: np.random.Generator, common: FloatArray, special: npt.NDArray[np.generic]
+) -> FloatArray:
+    """``common`` with none, some, most or all of its elements replaced by a few of the special values."""
+    few = rng.choice(special.astype(np.float32), rng.integers(1, special.size, endpoint=True))
+    replaced = rng.random(common.size) < rng.choice([0.0, 0.1, 0.9, 1.0])
+    return np.where(replaced, rng.choice(few, common.size), common)
+
+
+def _any_bits(n: int, seed: int) -> FloatArray:
+    rng = np.random.default_rng(seed)
+    common = rng.integers(0, 2**32, n, dtype=np.uint32).view(np.float32)
+    return with_specials(rng, common, np.append(_EXTREMES, _EXTREMES | 1 << 31).view(np.float32))
+
+
+def finite_of(rng: np.random.Generator, n: int, limit: float) -> FloatArray:
+    """n numbers of magnitudes up to a limit that is a float32, most of them of a similar magnitude."""
+    scale = limit * 2.0 ** rng.choice([0, -1, -20, -60, -120])
+    common = (rng.uniform(-1, 1, n) * scale).astype(np.float32)
+    below = np.nextafter(np.float32(limit), np.float32(0))
+    special = np.array([0, 1e-45, 2.0**-126, limit / 3, limit / 2, below, limit])
+    return with_specials(rng, common, np.append(special, -special))
 
 
 def any_bits(max_size: int = 300) -> st.SearchStrategy[FloatArray]:
     """Float32 arrays of any bit patterns."""
-    patterns = hnp.arrays(np.uint32, st.integers(0, max_size))
-    return patterns.map(lambda bits: bits.view(np.float32))
+    return st.builds(_any_bits, st.integers(0, max_size), seeds)
 
 
 def finite(limit: float, max_size: int = 300) -> st.SearchStrategy[FloatArray]:
     """Float32 arrays of magnitudes up to a limit that is a float32."""
-    elements = st.floats(-limit, limit, width=32)
-    return hnp.arrays(np.float32, st.integers(0, max_size), elements=elements)
+    return st.builds(
+        lambda n, seed: finite_of(np.random.default_rng(seed), n, limit),
+        st.integers(0, max_size),
+        seeds,
+    )

@@ -14,12 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner, Result
 
 from gradcomp import Pipeline, load_config
+from gradcomp.cli.app import app
 from gradcomp.codec.spec import parse
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.link import dense_link_bytes
 from gradcomp.runtime.loopback import Loopback
+from gradcomp.tools.advise import calibrate
 from gradcomp.tools.advise.accuracy import _all, accuracy_text
 from gradcomp.tools.advise.cache import SpeedCache
 from gradcomp.tools.advise.calibrate import (
@@ -38,16 +41,16 @@ from gradcomp.tools.advise.wire import ENGINES
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.step_model import Link
 from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
+from support.speeds import GATHERED, PASSES, speeds_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = model_shapes("resnet20")
-GATHERED = ("residual|topk(ratio=0.01)", "gather")
 ENGINE = pytest.mark.parametrize("engine", ENGINES)
 
 
 @pytest.fixture(scope="module")
 def gathered() -> Speeds:
-    return measure_speeds([GATHERED])[0]
+    return speeds_of(*GATHERED)
 
 
 def job(engine: str = "horovod", ranks: int = 4, rate: float = 1e8, **other: float) -> Job:
@@ -82,7 +85,7 @@ def test_predicted_bytes_are_those_of_real_rounds(spec: str, exchange: str) -> N
     rng = np.random.default_rng(0)
     loop.step({name: synthetic_gradients(rng, shape, ranks) for name, shape in SHAPES.items()})
     # DDP makes no further requests.
-    found = predict(job("torch", ranks), spec, exchange, measure_speeds([(spec, exchange)])[0])
+    found = predict(job("torch", ranks), spec, exchange, speeds_of(spec, exchange))
     assert found.link_bytes == pytest.approx(loop.stats[0].link_bytes, rel=0.03)
 
 
@@ -165,9 +168,7 @@ def test_ranks_of_one_node_use_no_link() -> None:
 
 def test_two_level_passes_fewer_bytes() -> None:
     one = replace(job("torch", ranks=8), ranks_per_node=2)
-    speeds = {
-        name: measure_speeds([(GATHERED[0], name)])[0] for name in ("gather", "two_level(gather)")
-    }
+    speeds = {name: speeds_of(GATHERED[0], name) for name in ("gather", "two_level(gather)")}
     flat, two = (predict(one, GATHERED[0], name, speeds[name]) for name in speeds)
     assert two.link_bytes < flat.link_bytes
 
@@ -233,7 +234,10 @@ def test_seconds_of_copies_at_once(
     assert torch.get_num_threads() == threads
 
 
-def test_speeds_of_several_pairs_have_ticks_for_each() -> None:
+def test_speeds_of_several_pairs_have_ticks_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [{"a": (128, 128)}, {"a": (128, 160)}] * 2
+    assert len(small) == len(calibrate._MODELS)
+    monkeypatch.setattr(calibrate, "_MODELS", small)
     calls: list[None] = []
     pairs = [("fp16", "reduce"), GATHERED]
     fp16, gathered = measure_speeds(pairs, lambda: calls.append(None))
@@ -293,16 +297,12 @@ def test_accuracy_by_the_parameters_named() -> None:
 # The command.
 
 
-def gradcomp(*arguments: str, cache: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "80"}
-    done = subprocess.run(
-        [sys.executable, "-m", "gradcomp", "advise", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
+def gradcomp(*arguments: str, cache: Path, code: int = 0) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "_PASSES", PASSES)
+        environment = {"XDG_CACHE_HOME": str(cache), "COLUMNS": "80"}
+        done = CliRunner().invoke(app, ["advise", *arguments], env=environment)
+    assert done.exit_code == code, done.output
     return done
 
 
@@ -345,7 +345,7 @@ def test_pasted_configuration_is_valid(cache: Path, tmp_path: Path) -> None:
 
 
 def test_calibration_is_kept_and_repeated(cache: Path) -> None:
-    arguments = ("resnet20", "--ranks", "2", "--bandwidth", "10", *COMMON)
+    arguments = ("resnet20", "--ranks", "2", "--bandwidth", "10", "--spec", GATHERED[0])
     gradcomp(*arguments, cache=cache)
     before = calibrations(cache)
     gradcomp(*arguments, cache=cache)
@@ -431,7 +431,7 @@ def test_predictions_are_those_of_a_job_with_one_group_alone(
     names = prior.groups[group]
     assert names == ["blocks.8.conv2.weight"]
     assert [one.exchange for one in prior.candidates] == ["gather", "reduce"]
-    cache.keep_speeds("fp16", "reduce", measure_speeds([("fp16", "reduce")])[0])
+    cache.keep_speeds("fp16", "reduce", speeds_of("fp16", "reduce"))
     (entry,) = prior.predictions(cache)["groups"]
     alone = replace(one, shapes={names[0]: SHAPES[names[0]]}, costs=replace(one.costs, copies=0))
     expected = {

@@ -9,19 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from gradcomp.tools.advise.calibrate import Speeds, measure_speeds
+from gradcomp.tools.advise.calibrate import Speeds
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.advise.wire import ENGINES, EngineCosts, KindCost, Wire
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.step_model import Link, StepTime
+from support.speeds import GATHERED, PASSES, speeds_of
 
-GATHERED = ("residual|topk(ratio=0.01)", "gather")
 FAST = Link(math.inf)
 
 
 @pytest.fixture(scope="module")
 def gathered() -> Speeds:
-    return measure_speeds([GATHERED])[0]
+    return speeds_of(*GATHERED)
 
 
 def costs(request: float, before: float = 0.0, fuses: bool = False) -> EngineCosts:
@@ -151,11 +151,12 @@ def test_a_faster_link_is_never_slower_on_shared_cores(
         assert steps == sorted(steps, reverse=True)
 
 
-NEW_PAGES = """
+NEW_PAGES = f"""
 import resource
 import numpy as np
-from gradcomp.tools.advise.calibrate import measure_speeds
-measure_speeds([("fp16", "reduce")])
+from gradcomp.tools.advise import calibrate
+calibrate._PASSES = {PASSES}
+calibrate.measure_speeds([("fp16", "reduce")])
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     arrays = [np.ones(1 << 20, np.float32) for _ in range(8)]
