@@ -25,6 +25,7 @@ from gradcomp_torch.gpu.encoders.encoder import Launches
 from gradcomp_torch.gpu.finite import Poison
 from gradcomp_torch.gpu.kernels.add import compare_headers_kernel
 from gradcomp_torch.gpu.peer_device import DirectDevice
+from support.scope import FULL
 
 TYPES = {
     torch.float32: "*fp32",
@@ -36,8 +37,9 @@ TYPES = {
     torch.uint8: "*u8",
 }
 ALL = GPUTarget("cuda", 90, 32)
-ONCE = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64))
-"""All variants of a kernel are compiled for one target, and one variant for each other target."""
+OTHERS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64))
+"""All variants of a kernel are compiled for one target, and one variant for each other target; by default the
+kernels take turns with the other targets."""
 
 # Fused multiply-adds, approximations, flushed denormals, and float atomics.
 PTX = re.compile(
@@ -117,12 +119,8 @@ def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:
     return sorted(set(found)), compiled
 
 
-def main(specs: list[str]) -> int:
-    """Record launches of the specs, given as MODE:SPEC, and compile them."""
-    JITFunction.run = _record
-    for spec in specs:
-        mode, _, text = spec.partition(":")
-        _launch(text, mode)
+def _launch_shared() -> None:
+    """What adds frames and messages, and works on factors and on a loss scale."""
     acc = torch.zeros(64)
     indices, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
     add.Addition(add.KEPT, [add.AddItem(acc, values, indices)], 0.5).launch()
@@ -147,12 +145,25 @@ def main(specs: list[str]) -> int:
     compare_headers_kernel[(1,)](torch.zeros((1, 2), dtype=torch.int64), damaged, **EXACT)
     _launch_factors()
     Poison([5], torch.device("cpu")).launch([torch.zeros(5)])
+
+
+def main(specs: list[str]) -> int:
+    """Record launches of the specs, given as MODE:SPEC or shared, and compile them."""
+    JITFunction.run = _record
+    for spec in specs:
+        mode, _, text = spec.partition(":")
+        if mode == "shared":
+            _launch_shared()
+        else:
+            _launch(text, mode)
     faults = 0
     compiled = 0
     once: set[str] = set()
     for key, launch in launches.items():
         name = launch[0].fn.__name__
-        targets = (ALL,) if name in once else (ALL, *ONCE)
+        targets = [ALL]
+        if name not in once:
+            targets += OTHERS if FULL else [OTHERS[len(once) % len(OTHERS)]]
         once.add(name)
         for target in targets:
             found, binary = _compile(launch, target)

@@ -92,8 +92,7 @@ def _watch_interpreter() -> None:
 
 def _watch(addresses: np.ndarray) -> None:
     """Note the tensors in whose guards an address lies."""
-    for place in np.flatnonzero(_is_guard(addresses)):
-        address = int(addresses[place])
+    for address in addresses[_is_guard(addresses)].tolist():
         _used.update(
             name
             for memory, name in _guarded

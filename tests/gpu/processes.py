@@ -10,13 +10,21 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
+DEFAULT_SHARE = 0.1
+"""How many of a group's cases the default run compares; tests of wrong kernels compare as many."""
+
 
 def run(script: str, *arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a script of this directory; ``first`` is where packages are looked for first."""
+    """Run a script of this directory; ``first`` is where packages are looked for first.
+
+    Changed packages meet the default run's cases, which are so shown to be enough.
+    """
     folders = [first, *(ROOT / name for name in ("", "scripts", "tests", "tests/golden"))]
     paths = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("TRITON_INTERPRET", None)
+    if first != ROOT:
+        environment["GRADCOMP_TESTS"] = "default"
     # The script's own directory would come before all others.
     command = [sys.executable, "-W", "error", "-P", str(HERE / script), *arguments]
     return subprocess.run(

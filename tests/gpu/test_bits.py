@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
-from gpu.processes import interpret
+from gpu.kernel_mutants import LAUNCHES
+from gpu.processes import DEFAULT_SHARE, interpret
+from support.scope import FULL, by_scope
 
 GROUPS = (
     *("topk", "topk_state", "sampled_topk", "half", "quantized"),
     *("signs", "ternary", "rotated", "randomk", "added", "peer", "bases", "matrices"),
 )
-LEAST = dict.fromkeys(GROUPS, 1000) | {"topk_state": 60}
+LEAST = dict.fromkeys(GROUPS, by_scope(100, 1000)) | {"topk_state": 60}
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_all_bits_are_those_of_the_core(group: str) -> None:
-    done = interpret(group)
+    done = interpret(group, share=1.0 if FULL else DEFAULT_SHARE)
+    assert _cases(done)[group] >= LEAST[group]
+
+
+def test_launches_with_strong_inputs() -> None:
+    """Those that show the mutants of test_mutants.py."""
+    cases = _cases(interpret(*LAUNCHES))
+    assert cases.keys() == {*LAUNCHES}
+    assert min(cases.values()) >= 30
+
+
+def _cases(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """How many cases were compared, by name; none may differ."""
     assert done.returncode == 0, done.stdout + done.stderr
-    counted = re.search(rf"^{group}: (\d+) cases, 0 differences", done.stdout, re.M)
-    assert counted is not None, done.stdout
-    assert int(counted[1]) >= LEAST[group]
+    counted = re.findall(r"^(.+): (\d+) cases, 0 differences$", done.stdout, re.M)
+    return {name: int(count) for name, count in counted}

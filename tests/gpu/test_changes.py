@@ -14,6 +14,7 @@ def test_averages_and_states_are_those_of_the_host() -> None:
     assert done.stdout == "24 steps of schedules, 56 of mixed precision\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [

@@ -14,26 +14,29 @@ def test_copies_are_started_late_and_waited_for() -> None:
     assert done.stdout == "47 checks\n"
 
 
+LATE = (
+    "self._stream.wait_stream(torch.accelerator.current_stream(self._device))",
+    "torch.accelerator.current_stream(self._device)",
+    "read before the current stream computed it",
+)
+OTHERS = [
+    ("self._staged.wait()", "self.arrays", "on the host"),
+    ("self._done.record(stream)", "self._done.record(torch.Stream(device))", "on the host"),
+    ("tensor.record_stream(self._stream)", "tensor.size()", "memory may be given away"),
+    (
+        "on_host.copy_(on_device, non_blocking=True)",
+        "on_host.copy_(on_device)",
+        "the host waits for",
+    ),
+    ("self._stream.wait_event(event)", "event", "read before it was computed"),
+    ("floats.copy_(host)", "floats.zero_()", "on the host"),
+    ("and _is_next(first, numel, tensors[place])", "and False", "neighbours of one buffer"),
+]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
-    [
-        ("self._staged.wait()", "self.arrays", "on the host"),
-        ("self._done.record(stream)", "self._done.record(torch.Stream(device))", "on the host"),
-        ("tensor.record_stream(self._stream)", "tensor.size()", "memory may be given away"),
-        (
-            "on_host.copy_(on_device, non_blocking=True)",
-            "on_host.copy_(on_device)",
-            "the host waits for",
-        ),
-        (
-            "self._stream.wait_stream(torch.accelerator.current_stream(self._device))",
-            "torch.accelerator.current_stream(self._device)",
-            "read before the current stream computed it",
-        ),
-        ("self._stream.wait_event(event)", "event", "read before it was computed"),
-        ("floats.copy_(host)", "floats.zero_()", "on the host"),
-        ("and _is_next(first, numel, tensors[place])", "and False", "neighbours of one buffer"),
-    ],
+    [LATE, *(pytest.param(*other, marks=pytest.mark.full) for other in OTHERS)],
 )
 def test_other_copies_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:
     done = run("host_copies.py", first=mutant(before, after))

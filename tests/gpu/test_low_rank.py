@@ -20,6 +20,7 @@ def test_factors_from_device_to_device() -> None:
     assert done.stdout == "40 steps\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
@@ -35,6 +36,7 @@ def test_other_phases_are_refused(mutant: Mutate, before: str, after: str, fault
     assert fault in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [

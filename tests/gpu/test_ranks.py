@@ -20,6 +20,7 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
