@@ -232,7 +232,9 @@ class TestDeaths:
         left = [path.name for path in Path("/dev/shm").iterdir()]
         assert not [name for name in left if any(tag in name for tag in tags)]
 
-    @pytest.mark.parametrize("victim", ["worker 1", "server 0"])
+    @pytest.mark.parametrize(
+        "victim", ["worker 1", pytest.param("server 0", marks=pytest.mark.full)]
+    )
     def test_a_stopped_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
         logs = tmp_path / "logs"
         program = command(logs, 2, 1, "-m", "workers.byteps_forever")

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from launch import ROOT, run
 
-TRIALS = 12
+from support.scope import by_scope
+
+TRIALS = by_scope(4, 12)
+"""The first four have each fault once, and each engine; twelve have each fault with each engine."""
+
 FAULTS = "kill,late,config,frame"
 
 
