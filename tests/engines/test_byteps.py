@@ -212,7 +212,14 @@ class TestTraining:
 
 
 class TestDeaths:
-    @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
+    @pytest.mark.parametrize(
+        "victim",
+        [
+            pytest.param("worker 1", marks=pytest.mark.full),  # it is stopped below
+            "server 0",
+            pytest.param("scheduler", marks=pytest.mark.full),
+        ],
+    )
     def test_a_killed_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
         logs = tmp_path / "logs"
         program = command(logs, 2, 1, "-m", "workers.byteps_forever")
