@@ -9,7 +9,7 @@ from launch import ROOT, run
 
 from support.scope import FULL
 
-# Other tests have each of these faults on each engine, too; by default two trials suffice.
+# Tests of each engine have faults of their own; by default two trials show that the program works.
 TRIALS, ENGINES, FAULTS = 2, ("ddp",), "kill,frame"
 if FULL:
     TRIALS, ENGINES, FAULTS = 12, ("horovod", "ddp", "byteps"), "kill,late,config,frame"

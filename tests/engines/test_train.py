@@ -169,14 +169,14 @@ def test_ddp(tmp_path):
 
 
 def test_gossip(tmp_path):
-    """Begun under horovodrun, resumed under torchrun with what a rank knows of its peers; then one
-    rank goes on with the average."""
+    """Resumed with what a rank knows of its peers, in scripts/test full under another launcher; then
+    one rank goes on with the average."""
     output = tmp_path / "run"
     args = ["--engine", "torch", "--config", "configs/gossip/choco-sign.yaml", "--topology", "full"]
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     torchrun = {"launcher": (torchrun, "--standalone", "--no-python", "--nproc-per-node")}
     results = []
-    for ranks, launcher in ((2, {}), (2, torchrun), (0, {})):
+    for ranks, launcher in (*([(2, {})] if FULL else ()), (2, torchrun), (0, {})):
         resume = ["--resume"] if results else []
         settings = ["train.schedule=constant", f"train.epochs={len(results) + 1}"]
         job = arguments(*args, *resume, output=output, settings=settings)
@@ -184,21 +184,23 @@ def test_gossip(tmp_path):
         assert status == 0, text
         assert "gossip: choco" in text
         results.append(summary(output))
-    assert [result["steps"] for result in results] == [22, 44, 88]
+    assert [result["steps"] for result in results] == ([22, 44, 88] if FULL else [22, 66])
     for result in results:
         # The average of all ranks is one model.
         assert len(set(result["parameters_sha256"])) == 1
         assert (result["gossip"]["consensus_distance"] > 0) == (result["world_size"] > 1)
-    assert results[1]["final_accuracy"] > 0.8
-    assert results[2]["final_accuracy"] > 0.9
-    first, _, last = (result["gossip"] for result in results)
+    assert results[-2]["final_accuracy"] > (0.8 if FULL else 0.5)
+    assert results[-1]["final_accuracy"] > (0.9 if FULL else 0.8)
+    first, *_, last = (result["gossip"] for result in results)
     assert first["messages_per_step"] == 1
     assert first["bits_per_step"] == 8 * results[0]["sent_bytes_per_step"] < 32 * 151_306 / 20
     assert first["node_bits_per_step"] == 0
     assert last["messages_per_step"] == 0
     rows = (output / "epochs.csv").read_text().splitlines()
     assert rows[0].endswith(",consensus_distance")
-    assert [float(row.rpartition(",")[2]) > 0 for row in rows[1:]] == [True, True, False]
+    *apart, alone = [float(row.rpartition(",")[2]) > 0 for row in rows[1:]]
+    assert all(apart)
+    assert not alone
 
 
 OUTER = ["--config", "configs/outer/streaming.yaml"]
@@ -218,16 +220,19 @@ def outer(tmp_path_factory):
     return output
 
 
-def test_outer_steps(outer, tmp_path):
-    """A run, and one that goes on from its first checkpoint."""
-    copy_checkpoint(22, outer, tmp_path)
-    train(2, arguments(*OUTER, "--resume", output=tmp_path, settings=outer_settings(2)))
+def test_outer_steps(outer):
     result = summary(outer)
     assert result["steps"] == 44
     assert result["final_accuracy"] > 0.7
     assert result["compression_ratio"] > 50
     assert len(set(result["parameters_sha256"])) == 1
-    assert summary(tmp_path)["parameters_sha256"] == result["parameters_sha256"]
+
+
+@pytest.mark.full  # the cases of workers.outer have checkpoints inside a round, too
+def test_outer_steps_resume_bit_for_bit(outer, tmp_path):
+    copy_checkpoint(22, outer, tmp_path)
+    train(2, arguments(*OUTER, "--resume", output=tmp_path, settings=outer_settings(2)))
+    assert summary(tmp_path)["parameters_sha256"] == summary(outer)["parameters_sha256"]
 
 
 @pytest.mark.full
@@ -237,6 +242,7 @@ def test_outer_steps_at_another_world_size(outer, tmp_path):
     assert len(set(summary(tmp_path)["parameters_sha256"])) == 1
 
 
+@pytest.mark.full  # test_gossip goes on with this engine and without a launcher
 def test_ddp_without_a_launcher(tmp_path):
     train(0, arguments("--engine", "torch", *TOPK, output=tmp_path, settings=SHORT))
     assert summary(tmp_path)["sent_bytes_per_step"] == 0
@@ -249,22 +255,24 @@ def check_bytes_of_resumed(resumed, straight):
 
 
 def test_tensorflow(tmp_path):
-    """A run at once, and one that goes on from a checkpoint of it."""
+    """A run at once, and one that goes on from a checkpoint of it, by default on one rank."""
     args = ["--framework", "tensorflow", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
     settings = ["train.schedule=constant", "train.epochs=2", "train.weight_decay=0.0001"]
     straight, twice = tmp_path / "straight", tmp_path / "twice"
     train(2, arguments(*args, output=straight, settings=settings))
     copy_checkpoint(22, straight, twice)
-    text = train(2, arguments(*args, "--resume", output=twice, settings=settings))
+    text = train(by_scope(0, 2), arguments(*args, "--resume", output=twice, settings=settings))
     assert "step-00000022: step 22" in text
+    assert summary(twice)["final_accuracy"] > 0.5
     result = summary(straight)
     assert result["framework"] == "tensorflow"
     assert result["parameters"] == 151_306
     assert result["final_accuracy"] > 0.5
     assert result["compression_ratio"] > 5
     assert len(set(result["parameters_sha256"])) == 1
-    assert summary(twice)["parameters_sha256"] == result["parameters_sha256"]
-    check_bytes_of_resumed(twice, straight)
+    if FULL:
+        assert summary(twice)["parameters_sha256"] == result["parameters_sha256"]
+        check_bytes_of_resumed(twice, straight)
 
 
 def test_one_process_without_a_launcher(tmp_path):
@@ -329,6 +337,7 @@ def test_resume_at_another_world_size(straight, tmp_path):
 # ------------------------------------------------------------------- failures
 
 
+@pytest.mark.full  # test_horovod_failures kills ranks, too
 def test_a_killed_rank_ends_the_job_and_is_named(tmp_path):
     output = tmp_path / "run"
     job = start(2, arguments(*TOPK, output=output, settings=["train.epochs=1000"]))
@@ -476,14 +485,15 @@ def test_a_comparison_of_two_runs_goes_on_where_it_was_left(tmp_path):
     status, text = finish(start(0, command, program))
     assert status == 0, text
     assert "1 runs to train, 0 are finished" in text
-    status, text = finish(start(0, [*command, "--run", "half=fp16"], program))
+    more = ["--run", "half=fp16"] if FULL else []
+    status, text = finish(start(0, [*command, *more], program))
     assert status == 0, text
-    assert "1 runs to train, 1 are finished" in text
+    assert f"{by_scope(0, 1)} runs to train, 1 are finished" in text
     table = (tmp_path / "comparison.md").read_text()
     assert re.search(
         r"\| uncompressed \| 1 \| 0\.\d{4} \| 0\.\d{4} \| 605\.2 kB \| 1\.0x \|", table
     )
-    assert re.search(r"\| half \| 1 \| .* \| 2\.0x \| .* ms \|", table)
+    assert bool(re.search(r"\| half \| 1 \| .* \| 2\.0x \| .* ms \|", table)) is FULL
     status, text = finish(start(0, [*command, "--set", "train.lr=0.1"], program))
     assert status == 2
     assert "holds a run of another configuration" in text
