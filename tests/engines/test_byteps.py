@@ -183,6 +183,7 @@ class TestTraining:
         script = self.ROOT / "scripts/train.py"
         return run(folder, 2, 1, script, *settings, *spec, *arguments)
 
+    @pytest.mark.full  # test_byteps_docker trains with it, too
     def test_trains_and_resumes(self, tmp_path: Path) -> None:
         epochs = ["--set", "train.epochs=1", "--set", "train.steps_per_epoch=5"]
         first = self.train(tmp_path, *epochs, "--set", "train.checkpoint_every=1")

@@ -43,8 +43,8 @@ STEPS = ["step 6, epoch 0", "step 3, epoch 0"]
     ("way", "points", "spec"),
     [
         ("epoch", EPOCHS, TOPK),
-        ("step", STEPS, RANDOM),
         pytest.param("epoch", EPOCHS, RANDOM, marks=pytest.mark.full),
+        pytest.param("step", STEPS, RANDOM, marks=pytest.mark.full),
         pytest.param("step", STEPS, TOPK, marks=pytest.mark.full),
     ],
 )
