@@ -1,6 +1,6 @@
 """The examples of pages of the documentation, each on two ranks: ``python -m workers.pages PAGE...``.
 
-Prints for each page its name and what its ranks print.
+Prints for each page its name and what its first rank prints; the other one prints nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def example(page: str) -> None:
     printed = StringIO()
     with redirect_stdout(printed):
         exec(compile(code, page, "exec"), {"__name__": "__main__"})
-    print(f"{page}: {printed.getvalue()}", flush=True)
+    if printed.getvalue():
+        print(f"{page}: {printed.getvalue()}", flush=True)
 
 
 def main(pages: list[str]) -> None:
