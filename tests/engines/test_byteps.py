@@ -183,6 +183,7 @@ class TestTraining:
         script = self.ROOT / "scripts/train.py"
         return run(folder, 2, 1, script, *settings, *spec, *arguments)
 
+    @pytest.mark.full  # test_byteps_docker trains with it, too
     def test_trains_and_resumes(self, tmp_path: Path) -> None:
         epochs = ["--set", "train.epochs=1", "--set", "train.steps_per_epoch=5"]
         first = self.train(tmp_path, *epochs, "--set", "train.checkpoint_every=1")
@@ -212,7 +213,14 @@ class TestTraining:
 
 
 class TestDeaths:
-    @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
+    @pytest.mark.parametrize(
+        "victim",
+        [
+            pytest.param("worker 1", marks=pytest.mark.full),  # it is stopped below
+            "server 0",
+            pytest.param("scheduler", marks=pytest.mark.full),
+        ],
+    )
     def test_a_killed_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
         logs = tmp_path / "logs"
         program = command(logs, 2, 1, "-m", "workers.byteps_forever")
@@ -232,7 +240,9 @@ class TestDeaths:
         left = [path.name for path in Path("/dev/shm").iterdir()]
         assert not [name for name in left if any(tag in name for tag in tags)]
 
-    @pytest.mark.parametrize("victim", ["worker 1", "server 0"])
+    @pytest.mark.parametrize(
+        "victim", ["worker 1", pytest.param("server 0", marks=pytest.mark.full)]
+    )
     def test_a_stopped_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
         logs = tmp_path / "logs"
         program = command(logs, 2, 1, "-m", "workers.byteps_forever")

@@ -63,15 +63,29 @@ def test_damaged_messages_of_another_rank() -> None:
         assert found[1].startswith(f"rank 1 sent a damaged message in the exchange '{name}+1'")
 
 
+PAGES = [
+    *("torch.md", "from-powersgd-hook.md", "outer.md", "fsdp.md"),
+    *("algorithms/dion.md", "algorithms/demo.md"),
+]
+
+
+def test_examples_of_the_documentation() -> None:
+    job = run(["-m", "workers.pages", *PAGES], limit=120)
+    assert job.status == 0, job.output
+    for page in PAGES:
+        found = rf"^{page}: [1-9]\d*\.\d times fewer bytes"
+        assert re.search(found, job.output, re.MULTILINE), job.output
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["torch.md", "from-powersgd-hook.md", "outer.md", "algorithms/dion.md", "algorithms/demo.md"],
+    "page", [PAGES[0], *(pytest.param(page, marks=pytest.mark.full) for page in PAGES[1:])]
 )
-def test_the_example_of_the_documentation(name: str, tmp_path: Path) -> None:
+def test_an_example_as_its_page_starts_it(page: str, tmp_path: Path) -> None:
+    """With the package alone on the path."""
     root = HERE.parents[1]
-    page = (root / "docs" / name).read_text()
     example = tmp_path / "example.py"
-    example.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    text = (root / "docs" / page).read_text()
+    example.write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
     job = run([example], 2, "torchrun", {"PYTHONPATH": str(root)}, limit=120)
     assert job.status == 0, job.output
     assert re.search(r"[1-9]\d*\.\d times fewer bytes", job.output), job.output

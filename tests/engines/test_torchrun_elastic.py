@@ -204,7 +204,13 @@ def test_a_worker_crashes(job: Job) -> None:
     assert check_restarts(lives) == 1
 
 
-@pytest.mark.parametrize("options", [[], ["--gossip"]], ids=["ddp", "gossip"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="ddp"),
+        pytest.param(["--gossip"], id="gossip", marks=pytest.mark.full),
+    ],
+)
 def test_example(options: list[str], tmp_path: Path) -> None:
     command = ["-W", "error", ROOT / "examples/elastic_digits.py", "--output", tmp_path, *options]
     for steps, ranks, begin in ((60, 2, 0), (240, 1, 60)):

@@ -17,12 +17,18 @@ import pytest
 import torch
 from launch import HOROVODRUN
 
+from support.scope import FULL, by_scope
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, "scripts/train.py"]
 CNN = ["--config", "configs/digits/cnn.yaml"]
 TOPK = ["--compression", "residual|topk(ratio=0.01)"]
+EPOCHS = by_scope(2, 4)
+STEPS = 22 * EPOCHS
 # Milestones, unlike the cosine, make the rate independent of how many epochs are planned.
-FOUR_EPOCHS = ["train.epochs=4", "train.schedule=step", "train.milestones=[3]"]
+MILESTONE = ["train.schedule=step", f"train.milestones=[{EPOCHS - 1}]"]
+PLANNED = [f"train.epochs={EPOCHS}", *MILESTONE]
+SHORT = ["train.epochs=1", "train.steps_per_epoch=5"]
 LIMIT = 120
 
 
@@ -79,9 +85,9 @@ def process_of_rank(job, rank):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Four epochs at once, compressed."""
+    """All epochs at once, compressed."""
     output = tmp_path_factory.mktemp("runs") / "straight"
-    train(2, arguments(*TOPK, output=output, settings=FOUR_EPOCHS))
+    train(2, arguments(*TOPK, output=output, settings=PLANNED))
     return output
 
 
@@ -89,23 +95,24 @@ def straight(tmp_path_factory):
 
 
 def test_uncompressed(tmp_path):
-    output = tmp_path / "run"
-    train(2, arguments(output=output, settings=["train.epochs=5", "train.tensorboard=true"]))
+    output, epochs = tmp_path / "run", by_scope(2, 5)
+    settings = [f"train.epochs={epochs}", "train.tensorboard=true"]
+    train(2, arguments(output=output, settings=settings))
     result = summary(output)
-    assert result["final_accuracy"] > 0.94
+    assert result["final_accuracy"] > (0.94 if FULL else 0.8)
     assert result["sent_bytes_per_step"] == 4 * 151_306
     assert result["compression_ratio"] == 1
     # TCP carries the gradients once (a ring of two) and little else.
     assert 1 < result["tcp_bytes_per_step"] / result["sent_bytes_per_step"] < 1.1
     assert len(set(result["parameters_sha256"])) == 1
-    assert result["steps"] == result["total_steps"] == steps_logged(output) == 110
+    assert result["steps"] == result["total_steps"] == steps_logged(output) == 22 * epochs
     assert list((output / "tensorboard").glob("events*"))
-    assert len((output / "steps.csv").read_text().splitlines()) == 111
+    assert len((output / "steps.csv").read_text().splitlines()) == 22 * epochs + 1
 
 
 def test_compressed(straight):
     result = summary(straight)
-    assert result["final_accuracy"] > 0.9
+    assert result["final_accuracy"] > (0.9 if FULL else 0.6)
     assert result["compression_ratio"] > 20
     assert result["sent_bytes_per_step"] < result["tcp_bytes_per_step"] < 4 * 151_306 / 10
     assert len(set(result["parameters_sha256"])) == 1
@@ -113,55 +120,63 @@ def test_compressed(straight):
     steps = [row for row in rows if row["kind"] == "step"]
     assert sum(row["sent_bytes"] for row in steps) == steps[-1]["sent_bytes_total"]
     assert all(row["sent_bytes"] > 0 for row in steps)
-    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2, 3, 4]
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [*range(1, EPOCHS + 1)]
 
 
 def test_a_text_is_learned_and_resumed(tmp_path):
-    text = tmp_path / "text"
+    text, ranks = tmp_path / "text", by_scope(0, 2)
     text.write_text("the quick brown fox jumps over the lazy dog. " * 300)
     output = tmp_path / "run"
     args = ["--config", "configs/text/char-transformer.yaml", *TOPK, "--output", str(output)]
     settings = [f"train.text_file={text}", "train.epochs=2", "train.steps_per_epoch=5"]
     args += [part for setting in settings for part in ("--set", setting)]
-    job = start(2, args)
-    status, shown = finish(job)
-    assert status == 0, shown
+    shown = train(ranks, args)
     result = summary(output)
     assert result["metric"] == "test_bits"
     assert result["steps"] == result["total_steps"] == 10
     assert 0 < result["best_test_bits"] <= result["final_test_bits"] < math.log2(28)
     assert f"test {result['final_test_bits']:.4f} bits per character" in shown
-    train(2, [*args, "--resume", "--set", "train.epochs=3"])
+    train(ranks, [*args, "--resume", "--set", "train.epochs=3"])
     assert summary(output)["steps"] == 15
 
 
+def copy_checkpoint(step, source, target):
+    """Let a job resume from a checkpoint in the middle of another one."""
+    name = f"checkpoints/step-{step:08d}"
+    shutil.copytree(source / name, target / name)
+
+
 def test_ddp(tmp_path):
-    """A run at once, and one that is resumed, of a compressor that keeps momenta and residuals."""
+    """A run, and one that goes on from its first checkpoint, of a compressor that keeps momenta and
+    residuals."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     launcher = (torchrun, "--standalone", "--no-python", "--nproc-per-node")
     args = ["--engine", "torch", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
-    for name, more, epochs in (("straight", [], 2), ("twice", [], 1), ("twice", ["--resume"], 2)):
-        settings = ["train.schedule=constant", f"train.epochs={epochs}"]
-        job = arguments(*args, *more, output=tmp_path / name, settings=settings)
-        status, output = finish(start(2, job, launcher=launcher))
-        assert status == 0, output
-        assert "FutureWarning" not in output, output
-    straight, twice = summary(tmp_path / "straight"), summary(tmp_path / "twice")
-    assert straight["final_accuracy"] > 0.5
-    assert straight["compression_ratio"] > 5
-    assert len(set(straight["parameters_sha256"])) == 1
-    assert twice["parameters_sha256"] == straight["parameters_sha256"]
+    settings = ["train.schedule=constant", "train.epochs=2"]
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    for output, more in ((straight, []), (resumed, ["--resume"])):
+        if more:
+            copy_checkpoint(22, straight, resumed)
+        job = arguments(*args, *more, output=output, settings=settings)
+        status, text = finish(start(2, job, launcher=launcher))
+        assert status == 0, text
+        assert "FutureWarning" not in text, text
+    result = summary(straight)
+    assert result["final_accuracy"] > 0.5
+    assert result["compression_ratio"] > 5
+    assert len(set(result["parameters_sha256"])) == 1
+    assert summary(resumed)["parameters_sha256"] == result["parameters_sha256"]
 
 
 def test_gossip(tmp_path):
-    """Begun under horovodrun, resumed under torchrun with what a rank knows of its peers; then one
-    rank goes on with the average."""
+    """Resumed with what a rank knows of its peers, in scripts/test full under another launcher; then
+    one rank goes on with the average."""
     output = tmp_path / "run"
     args = ["--engine", "torch", "--config", "configs/gossip/choco-sign.yaml", "--topology", "full"]
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     torchrun = {"launcher": (torchrun, "--standalone", "--no-python", "--nproc-per-node")}
     results = []
-    for ranks, launcher in ((2, {}), (2, torchrun), (0, {})):
+    for ranks, launcher in (*([(2, {})] if FULL else ()), (2, torchrun), (0, {})):
         resume = ["--resume"] if results else []
         settings = ["train.schedule=constant", f"train.epochs={len(results) + 1}"]
         job = arguments(*args, *resume, output=output, settings=settings)
@@ -169,45 +184,67 @@ def test_gossip(tmp_path):
         assert status == 0, text
         assert "gossip: choco" in text
         results.append(summary(output))
-    assert [result["steps"] for result in results] == [22, 44, 88]
+    assert [result["steps"] for result in results] == ([22, 44, 88] if FULL else [22, 66])
     for result in results:
         # The average of all ranks is one model.
         assert len(set(result["parameters_sha256"])) == 1
         assert (result["gossip"]["consensus_distance"] > 0) == (result["world_size"] > 1)
-    assert results[1]["final_accuracy"] > 0.8
-    assert results[2]["final_accuracy"] > 0.9
-    first, _, last = (result["gossip"] for result in results)
+    assert results[-2]["final_accuracy"] > (0.8 if FULL else 0.5)
+    assert results[-1]["final_accuracy"] > (0.9 if FULL else 0.8)
+    first, *_, last = (result["gossip"] for result in results)
     assert first["messages_per_step"] == 1
     assert first["bits_per_step"] == 8 * results[0]["sent_bytes_per_step"] < 32 * 151_306 / 20
     assert first["node_bits_per_step"] == 0
     assert last["messages_per_step"] == 0
     rows = (output / "epochs.csv").read_text().splitlines()
     assert rows[0].endswith(",consensus_distance")
-    assert [float(row.rpartition(",")[2]) > 0 for row in rows[1:]] == [True, True, False]
+    *apart, alone = [float(row.rpartition(",")[2]) > 0 for row in rows[1:]]
+    assert all(apart)
+    assert not alone
 
 
-def test_outer_steps(tmp_path):
-    """A run at once, and one that is resumed while an average is under way; then on three ranks."""
-    args = ["--config", "configs/outer/streaming.yaml", "--set", "outer.every=9"]
-    jobs = [("straight", [], 2, 2), ("twice", [], 1, 2), ("twice", ["--resume"], 2, 2)]
-    for name, more, epochs, ranks in [*jobs, ("twice", ["--resume"], 3, 3)]:
-        settings = ["train.schedule=constant", f"train.epochs={epochs}", "outer.overlap=2"]
-        train(ranks, arguments(*args, *more, output=tmp_path / name, settings=settings))
-        if epochs == 2:
-            (tmp_path / f"{name}.json").write_bytes((tmp_path / name / "summary.json").read_bytes())
-    straight, twice = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("straight", "twice")
-    )
-    assert straight["steps"] == 44  # 22 steps an epoch: the second begins inside a round
-    assert straight["final_accuracy"] > 0.7
-    assert straight["compression_ratio"] > 50
-    assert len(set(straight["parameters_sha256"])) == 1
-    assert twice["parameters_sha256"] == straight["parameters_sha256"]
-    assert len(set(summary(tmp_path / "twice")["parameters_sha256"])) == 1
+OUTER = ["--config", "configs/outer/streaming.yaml"]
 
 
+def outer_settings(epochs):
+    # 22 steps an epoch: the second one begins inside a round, while an average is under way.
+    every = ["outer.every=9", "outer.overlap=2"]
+    return [*every, "train.schedule=constant", f"train.epochs={epochs}"]
+
+
+@pytest.fixture(scope="module")
+def outer(tmp_path_factory):
+    """Two epochs with outer steps."""
+    output = tmp_path_factory.mktemp("runs") / "outer"
+    train(2, arguments(*OUTER, output=output, settings=outer_settings(2)))
+    return output
+
+
+def test_outer_steps(outer):
+    result = summary(outer)
+    assert result["steps"] == 44
+    assert result["final_accuracy"] > 0.7
+    assert result["compression_ratio"] > 50
+    assert len(set(result["parameters_sha256"])) == 1
+
+
+@pytest.mark.full  # the cases of workers.outer have checkpoints inside a round, too
+def test_outer_steps_resume_bit_for_bit(outer, tmp_path):
+    copy_checkpoint(22, outer, tmp_path)
+    train(2, arguments(*OUTER, "--resume", output=tmp_path, settings=outer_settings(2)))
+    assert summary(tmp_path)["parameters_sha256"] == summary(outer)["parameters_sha256"]
+
+
+@pytest.mark.full
+def test_outer_steps_at_another_world_size(outer, tmp_path):
+    copy_checkpoint(44, outer, tmp_path)
+    train(3, arguments(*OUTER, "--resume", output=tmp_path, settings=outer_settings(3)))
+    assert len(set(summary(tmp_path)["parameters_sha256"])) == 1
+
+
+@pytest.mark.full  # test_gossip goes on with this engine and without a launcher
 def test_ddp_without_a_launcher(tmp_path):
-    train(0, arguments("--engine", "torch", *TOPK, output=tmp_path, settings=["train.epochs=1"]))
+    train(0, arguments("--engine", "torch", *TOPK, output=tmp_path, settings=SHORT))
     assert summary(tmp_path)["sent_bytes_per_step"] == 0
 
 
@@ -218,28 +255,29 @@ def check_bytes_of_resumed(resumed, straight):
 
 
 def test_tensorflow(tmp_path):
-    """A run at once, and one that goes on from a checkpoint of it."""
+    """A run at once, and one that goes on from a checkpoint of it, by default on one rank."""
     args = ["--framework", "tensorflow", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
     settings = ["train.schedule=constant", "train.epochs=2", "train.weight_decay=0.0001"]
     straight, twice = tmp_path / "straight", tmp_path / "twice"
     train(2, arguments(*args, output=straight, settings=settings))
-    first = "checkpoints/step-00000022"
-    shutil.copytree(straight / first, twice / first)
-    text = train(2, arguments(*args, "--resume", output=twice, settings=settings))
+    copy_checkpoint(22, straight, twice)
+    text = train(by_scope(0, 2), arguments(*args, "--resume", output=twice, settings=settings))
     assert "step-00000022: step 22" in text
+    assert summary(twice)["final_accuracy"] > 0.5
     result = summary(straight)
     assert result["framework"] == "tensorflow"
     assert result["parameters"] == 151_306
     assert result["final_accuracy"] > 0.5
     assert result["compression_ratio"] > 5
     assert len(set(result["parameters_sha256"])) == 1
-    assert summary(twice)["parameters_sha256"] == result["parameters_sha256"]
-    check_bytes_of_resumed(twice, straight)
+    if FULL:
+        assert summary(twice)["parameters_sha256"] == result["parameters_sha256"]
+        check_bytes_of_resumed(twice, straight)
 
 
 def test_one_process_without_a_launcher(tmp_path):
     output = tmp_path / "run"
-    text = train(0, arguments(*TOPK, output=output, settings=["train.epochs=1"]))
+    text = train(0, arguments(*TOPK, output=output, settings=SHORT))
     assert "one rank alone sends nothing" in text
     result = summary(output)
     assert result["world_size"] == 1
@@ -250,11 +288,12 @@ def test_one_process_without_a_launcher(tmp_path):
 # --------------------------------------------------------------------- resume
 
 
+@pytest.mark.full  # resuming inside an epoch shows more
 def test_resume_after_an_epoch_is_bit_exact(straight, tmp_path):
     output = tmp_path / "run"
-    train(2, arguments(*TOPK, output=output, settings=[*FOUR_EPOCHS, "train.epochs=2"]))
+    train(2, arguments(*TOPK, output=output, settings=[*PLANNED, "train.epochs=2"]))
     assert summary(output)["steps"] == 44
-    text = train(2, arguments(*TOPK, "--resume", output=output, settings=FOUR_EPOCHS))
+    text = train(2, arguments(*TOPK, "--resume", output=output, settings=PLANNED))
     assert "step-00000044: step 44" in text
     assert summary(output)["parameters_sha256"] == summary(straight)["parameters_sha256"]
     check_bytes_of_resumed(output, straight)
@@ -263,39 +302,42 @@ def test_resume_after_an_epoch_is_bit_exact(straight, tmp_path):
 
 def test_sigterm_checkpoints_and_resume_is_bit_exact(straight, tmp_path):
     output = tmp_path / "run"
-    job = start(2, arguments(*TOPK, output=output, settings=FOUR_EPOCHS))
+    job = start(2, arguments(*TOPK, output=output, settings=PLANNED))
     wait_for_steps(job, output, 1)
     rank = process_of_rank(job, 1)
-    wait_for_steps(job, output, 25)
+    wait_for_steps(job, output, by_scope(2, 25))
     rank.terminate()
     status, text = finish(job)
     assert status == 0, text
     stopped = int(re.search(r"stopped by SIGTERM after step (\d+)", text)[1])
-    assert stopped == steps_logged(output) < 88
+    assert stopped == steps_logged(output) < STEPS
     assert not (output / "summary.json").exists()
     newest = max((output / "checkpoints").iterdir())
     assert newest.name == f"step-{stopped:08d}"
     state = torch.load(newest / "rank-0001.pt", weights_only=True)
     assert state["compressor"] is not None
-    train(2, arguments(*TOPK, "--resume", output=output, settings=FOUR_EPOCHS))
+    train(2, arguments(*TOPK, "--resume", output=output, settings=PLANNED))
     assert summary(output)["parameters_sha256"] == summary(straight)["parameters_sha256"]
-    assert steps_logged(output) == 88
+    assert steps_logged(output) == STEPS
 
 
 def test_resume_at_another_world_size(straight, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(straight / "checkpoints", output / "checkpoints")
-    train(3, arguments(*TOPK, "--resume", output=output, settings=["train.epochs=5"]))
+    ranks, steps = (3, 14) if FULL else (1, 44)
+    settings = [f"train.epochs={EPOCHS + 1}"]
+    train(ranks if FULL else 0, arguments(*TOPK, "--resume", output=output, settings=settings))
     result = summary(output)
-    assert result["world_size"] == 3
-    assert result["steps"] == 88 + 14
+    assert result["world_size"] == ranks
+    assert result["steps"] == STEPS + steps
     assert len(set(result["parameters_sha256"])) == 1
-    assert result["final_accuracy"] > 0.9
+    assert result["final_accuracy"] > (0.9 if FULL else 0.7)
 
 
 # ------------------------------------------------------------------- failures
 
 
+@pytest.mark.full  # test_horovod_failures kills ranks, too
 def test_a_killed_rank_ends_the_job_and_is_named(tmp_path):
     output = tmp_path / "run"
     job = start(2, arguments(*TOPK, output=output, settings=["train.epochs=1000"]))
@@ -320,6 +362,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
     assert "Traceback" not in text.split("train.py: error")[1].split("Traceback (most recent")[0]
 
 
+@pytest.mark.full  # a loss that is not finite ends the ranks in the same way
 def test_bad_config_under_horovodrun(tmp_path):
     args = arguments(output=tmp_path / "run", settings=["train.epoch=3"])
     status, text = finish(start(2, args))
@@ -327,49 +370,73 @@ def test_bad_config_under_horovodrun(tmp_path):
     assert text.count("train.epoch: unknown key, did you mean 'epochs'?") == 1
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (["--compression", "topq(ratio=0.01)"], "topq"),
-        (
-            ["--set", "train.task=cifar10-resnet20", "--set", "train.data_dir=."],
-            "has no data_batch_1, .*, test_batch; expected the folder",
-        ),
-        (["--set", "train.batch_size=2000"], "at most 1437"),
-        (["--algorithm", "sgp"], r"gossip: Horovod averages .*; add --engine torch"),
-        ([*TOPK, "--algorithm", "sgp"], "compress and gossip: there are both sections"),
-        (["--resume"], "has no complete checkpoint to resume from"),
-        (["--resume", "--nonsense"], "unrecognized arguments: --nonsense"),
-        (
-            ["--framework", "tensorflow", "--engine", "byteps"],
-            "trains with --engine horovod, not byteps",
-        ),
-    ],
-)
-def test_bad_config_exits_with_2(tmp_path, extra, message):
-    status, text = finish(start(0, arguments(*extra, output=tmp_path / "run")))
-    assert status == 2, text
-    assert re.search(message, text), text
-    assert "Traceback" not in text
+# Runs scripts/train.py with each of some lists of arguments, in one process.
+TRAIN_EACH = """
+import io, json, runpy, sys
+from contextlib import redirect_stderr, redirect_stdout
+
+sys.path.insert(0, "scripts")
+ends = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["scripts/train.py", *words]
+    text = io.StringIO()
+    with redirect_stdout(text), redirect_stderr(text):
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            ends.append([end.code, text.getvalue()])
+print(json.dumps(ends))
+"""
 
 
-def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(straight):
-    status, text = finish(start(0, arguments(output=straight)))
-    assert status == 2
-    assert "holds a run already; continue it with --resume" in text
-    status, text = finish(start(0, arguments("--resume", output=straight)))
-    assert status == 2
-    assert re.search(r"has compression .*topk.*, but this run has none", text)
+def refusals_of(*lists):
+    """What scripts/train.py prints with each list of arguments, after a check that it ends with 2."""
+    words = json.dumps([list(map(str, words)) for words in lists])
+    status, shown = finish(start(0, ["-c", TRAIN_EACH, words], program=[sys.executable]))
+    assert status == 0, shown
+    ends = json.loads(shown.splitlines()[-1])
+    assert [status for status, _ in ends] == [2] * len(lists), shown
+    return [text for _, text in ends]
 
 
-def test_a_damaged_checkpoint_is_named(straight, tmp_path):
+REFUSED = {
+    "topq": ["--compression", "topq(ratio=0.01)"],
+    "has no data_batch_1, .*, test_batch; expected the folder": (
+        ["--set", "train.task=cifar10-resnet20", "--set", "train.data_dir=."]
+    ),
+    "at most 1437": ["--set", "train.batch_size=2000"],
+    r"gossip: Horovod averages .*; add --engine torch": ["--algorithm", "sgp"],
+    "compress and gossip: there are both sections": [*TOPK, "--algorithm", "sgp"],
+    "has no complete checkpoint to resume from": ["--resume"],
+    "unrecognized arguments: --nonsense": ["--resume", "--nonsense"],
+    "trains with --engine horovod, not byteps": ["--framework", "tensorflow", "--engine", "byteps"],
+}
+
+
+def test_bad_config_exits_with_2(tmp_path):
+    lists = [
+        arguments(*extra, output=tmp_path / str(at)) for at, extra in enumerate(REFUSED.values())
+    ]
+    for message, text in zip(REFUSED, refusals_of(*lists), strict=True):
+        assert re.search(message, text), text
+        assert "Traceback" not in text
+
+
+def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(straight, tmp_path):
+    """Nor is a damaged checkpoint loaded."""
     broken = tmp_path / "checkpoints" / "step-00000100" / "model.pt"
     broken.parent.mkdir(parents=True)
-    broken.write_bytes((straight / "checkpoints/step-00000088/model.pt").read_bytes()[:1000])
-    status, text = finish(start(0, arguments("--resume", output=tmp_path)))
-    assert status == 2
-    assert f"{broken} cannot be read" in text
-    assert f"remove {broken.parent} to resume from the checkpoint before it" in text
+    model = straight / "checkpoints" / f"step-{STEPS:08d}" / "model.pt"
+    broken.write_bytes(model.read_bytes()[:1000])
+    again, other, damaged = refusals_of(
+        arguments(output=straight),
+        arguments("--resume", output=straight),
+        arguments("--resume", output=tmp_path),
+    )
+    assert "holds a run already; continue it with --resume" in again
+    assert re.search(r"has compression .*topk.*, but this run has none", other)
+    assert f"{broken} cannot be read" in damaged
+    assert f"remove {broken.parent} to resume from the checkpoint before it" in damaged
 
 
 RANKS_THAT_FAIL = """
@@ -412,19 +479,21 @@ def test_what_fails_on_one_rank_ends_all():
 
 def test_a_comparison_of_two_runs_goes_on_where_it_was_left(tmp_path):
     command = ["--task", "configs/digits/cnn.yaml", "--set", "train.epochs=1", "--seeds", "1"]
+    command += ["--set", "train.steps_per_epoch=5"]
     command += ["--run", "uncompressed", "--output", str(tmp_path)]
     program = [sys.executable, "scripts/compare.py"]
     status, text = finish(start(0, command, program))
     assert status == 0, text
     assert "1 runs to train, 0 are finished" in text
-    status, text = finish(start(0, [*command, "--run", "half=fp16"], program))
+    more = ["--run", "half=fp16"] if FULL else []
+    status, text = finish(start(0, [*command, *more], program))
     assert status == 0, text
-    assert "1 runs to train, 1 are finished" in text
+    assert f"{by_scope(0, 1)} runs to train, 1 are finished" in text
     table = (tmp_path / "comparison.md").read_text()
     assert re.search(
         r"\| uncompressed \| 1 \| 0\.\d{4} \| 0\.\d{4} \| 605\.2 kB \| 1\.0x \|", table
     )
-    assert re.search(r"\| half \| 1 \| .* \| 2\.0x \| .* ms \|", table)
+    assert bool(re.search(r"\| half \| 1 \| .* \| 2\.0x \| .* ms \|", table)) is FULL
     status, text = finish(start(0, [*command, "--set", "train.lr=0.1"], program))
     assert status == 2
     assert "holds a run of another configuration" in text

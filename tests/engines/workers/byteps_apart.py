@@ -1,9 +1,9 @@
-"""Workers that are not equal: python -m workers.byteps_apart WAY [SPEC].
+"""Workers that are not equal: python -m workers.byteps_apart WAY,... SPEC.
 
 Worker 1 loads a state of another step (``load``), skips a call of set_epoch (``epoch``), trains
 from another step (``step``), sets another loss scale (``scale``), has another version
 (``version``), changes its own weights (``drift``) or does not take part in a comparison
-(``absent``).
+(``absent``). The errors of all ways but the last one are printed, and do not end the worker.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ import torch
 from byteps_compressors.gather import TIMEOUT
 from byteps_compressors.torch import DistributedOptimizer
 from gradcomp import Config
+from gradcomp.errors import ProtocolError
 from gradcomp.runtime.agree import agreement
 
 
-def main(way: str, spec: str) -> None:
-    bps.init()
+def differ(way: str, spec: str) -> None:
+    """Train two models that are not equal, of names that begin with the way."""
     odd = bps.rank() == 1
     if way == "version" and odd:
         agreement.installed_version = lambda: "9.9"
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
+    named = [(f"{way}.{name}", p) for name, p in model.named_parameters()]
     config = Config.from_spec(spec)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1e-4),
-        model.named_parameters(),
+        named,
         config.model_copy(update={"check_replicas_every": 3}),
     )
 
@@ -45,7 +47,7 @@ def main(way: str, spec: str) -> None:
     train(3)
     state = optimizer.compression.state_dict()
     train(3)
-    print("equal so far", flush=True)
+    print(f"{way}: equal so far", flush=True)
     if way == "load":
         train(1)
         optimizer.compression.load_state_dict(
@@ -68,6 +70,17 @@ def main(way: str, spec: str) -> None:
         optimizer.compression.check_replicas()
     train(3)
     print("trained on", flush=True)
+
+
+def main(ways: str, spec: str) -> None:
+    bps.init()
+    *printed, last = ways.split(",")
+    for way in printed:
+        try:
+            differ(way, spec)
+        except ProtocolError as error:
+            print(f"ProtocolError: {error}", flush=True)
+    differ(last, spec)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from workers.dying import layers
 from torch_compressors import ddp_hook, init_process_group
 
 
-def main(way: str, spec: str, lost: int) -> None:
+def main(way: str, spec: str, lost: str) -> None:
     torch.set_num_threads(1)
     # The launcher ends all ranks when one has failed; each of them shall end with its own message.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -31,8 +31,8 @@ def main(way: str, spec: str, lost: int) -> None:
     def end(grad: torch.Tensor) -> None:
         os.kill(os.getpid(), signal.SIGKILL if way == "kill" else signal.SIGSTOP)
 
-    train(model, end if dist.get_rank() == lost else None)
+    train(model, end if dist.get_rank() == int(lost) else None)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(*sys.argv[1:])

@@ -26,16 +26,16 @@ def others_end() -> None:
         time.sleep(0.1)
 
 
-def main(late: int, function: str) -> None:
+def main(late: str, function: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = int(os.environ["RANK"])
-    if rank == late and function == "init_process_group":
+    if rank == int(late) and function == "init_process_group":
         others_end()
         return
     try:
         init_process_group(timeout=timedelta(seconds=5))
         model = DistributedDataParallel(layers())
-        if rank == late:
+        if rank == int(late):
             others_end()
             return
         ddp_hook("fp16", model)
@@ -44,4 +44,4 @@ def main(late: int, function: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(*sys.argv[1:])
