@@ -69,7 +69,10 @@ def test_ranks_that_differ_end_the_job(job: ElasticJob, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "unedited", [{}, {"TF_USE_LEGACY_KERAS": "1"}], indirect=True, ids=["keras3", "keras2"]
+    "unedited",
+    [pytest.param({}, marks=pytest.mark.full), {"TF_USE_LEGACY_KERAS": "1"}],
+    indirect=True,
+    ids=["keras3", "keras2"],
 )
 def test_fit_runs_unedited(unedited: ElasticJob, tmp_path: Path) -> None:
     lives = rank_0_dies(unedited, tmp_path / "last")
