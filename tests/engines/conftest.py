@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from launch import CaseJob, run_cases
 
+from support.scope import FULL
+
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,7 +48,7 @@ def mpi4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 @pytest.fixture(scope="session")
 def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
     """Two ranks on MPI, which load the checkpoints of those on Gloo."""
-    modules = ["replicas", "adasum", "low_rank", "exchange", "states:resume"]
+    modules = ["replicas", "adasum", "exchange", "states:resume", *(["low_rank"] if FULL else [])]
     return run_cases(modules, 2, "mpi", tmp_path_factory.mktemp("mpi2"), shared)
 
 
@@ -95,6 +97,7 @@ _TENSORFLOW_HARNESS = ["-m", "workers.tf_harness"]
 def tf2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of TensorFlow on Gloo."""
     modules = ["tf_options", "tf_keras", "tf_mixed_precision", "tf_outer", "tf_replicas"]
+    modules += ["tf_examples"]
     folder = tmp_path_factory.mktemp("tf2")
     return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS)
 

@@ -59,8 +59,6 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
     "PYTHONFAULTHANDLER": "1",
     "OMP_NUM_THREADS": "1",
-    # Horovod looks for new requests every so many milliseconds.
-    "HOROVOD_CYCLE_TIME": "0.5",
     # By default a rank that gets no processor for 30 s ends the job.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "240",
     # Ranks that wait for each other say so, with the names of the requests.

@@ -11,6 +11,8 @@ import torch
 from launch import Finished, run
 from test_byteps import run as run_byteps
 
+from support.scope import FULL
+
 LAUNCHERS = {"horovod": "gloo", "ddp": "torchrun"}
 STEPS = 20
 
@@ -55,6 +57,8 @@ def test_resume_after_the_loss_of_a_rank(engine: str, tmp_path: Path) -> None:
             assert one["state"][kind] == other["state"][kind]
         check_same(one["state"]["residual"], other["state"]["residual"])
 
+    if engine != "horovod" and not FULL:
+        return  # what three ranks do with the states of two does not depend on the engine
     more = train(engine, three, 3)
     assert more.status == 0, more.output
     assert "begins with step 10" in more.output

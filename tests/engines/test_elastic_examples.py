@@ -29,7 +29,13 @@ IMPORTS = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stock_elastic_example.py",
+        pytest.param("stock_tf_elastic_example.py", marks=pytest.mark.full),
+    ],
+)
 def test_example_with_one_line_changed(name: str, tmp_path: Path) -> None:
     text = (HERE / "workers" / name).read_text()
     old, new = CHANGES[name]

@@ -141,7 +141,11 @@ def check_exchanges(job: Job, killed: str) -> set[int]:
     return sizes
 
 
-@pytest.mark.parametrize("job", ["residual|topk(ratio=0.05)", "identity"], indirect=True)
+@pytest.mark.parametrize(
+    "job",
+    ["residual|topk(ratio=0.05)", pytest.param("identity", marks=pytest.mark.full)],
+    indirect=True,
+)
 def test_a_killed_process_comes_back(job: Job) -> None:
     for name in "abc":
         job.start(name)

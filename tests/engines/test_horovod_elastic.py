@@ -27,7 +27,9 @@ COMMAND = ["-W", "error", "-m", "workers.elastic_horovod"]
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
     (tmp_path / "last").write_text("1000000")
     hosts = {"localhost": 1, "127.0.0.1": 1}
-    started = ElasticJob(tmp_path, request.param, hosts, HOROVODRUN, ENVIRONMENT)
+    # Between their steps, ranks leave the processors to others.
+    environment = {**ENVIRONMENT, "HOROVOD_CYCLE_TIME": "2"}
+    started = ElasticJob(tmp_path, request.param, hosts, HOROVODRUN, environment)
     yield started
     started.stop()
 

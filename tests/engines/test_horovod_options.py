@@ -56,7 +56,7 @@ def test_rounds(gloo2: CaseJob, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", low_rank.cases)
-@pytest.mark.parametrize("name", ["gloo2", "mpi2"])
+@pytest.mark.parametrize("name", ["gloo2", pytest.param("mpi2", marks=pytest.mark.full)])
 def test_low_rank(name: str, case: str, request: pytest.FixtureRequest) -> None:
     job: CaseJob = request.getfixturevalue(name)
     job.check(case)
@@ -74,15 +74,22 @@ def test_two_level(gloo4: CaseJob, case: str) -> None:
     gloo4.check(case)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", two_level.basic)
 def test_two_level_on_mpi(mpi4: CaseJob, case: str) -> None:
     mpi4.check(case)
 
 
-def test_nodes(gloo4: CaseJob, mpi4: CaseJob) -> None:
-    case = "nodes_are_those_of_horovod"
-    assert gloo4.check(case) == [[0, 2], [0, 2], [1, 2], [1, 2]]
-    assert mpi4.check(case) == [[0, 4]] * 4
+NODES = "nodes_are_those_of_horovod"
+
+
+def test_nodes(gloo4: CaseJob) -> None:
+    assert gloo4.check(NODES) == [[0, 2], [0, 2], [1, 2], [1, 2]]
+
+
+@pytest.mark.full
+def test_nodes_on_mpi(mpi4: CaseJob) -> None:
+    assert mpi4.check(NODES) == [[0, 4]] * 4
 
 
 @pytest.mark.parametrize("case", dgc.cases)

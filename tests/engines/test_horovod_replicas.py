@@ -10,7 +10,7 @@ from workers.specs import SPECS
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", ["gloo2", "gloo3", "mpi2"])
-def test_100_steps(name: str, spec: str, request: pytest.FixtureRequest) -> None:
+def test_many_steps(name: str, spec: str, request: pytest.FixtureRequest) -> None:
     job: CaseJob = request.getfixturevalue(name)
     of_ranks = [values[spec] for values in job.check("replicas")]
     assert all(values["identical"] for values in of_ranks)

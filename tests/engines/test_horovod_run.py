@@ -103,7 +103,7 @@ def test_a_module_in_place_of_a_script(tmp_path: Path) -> None:
     (package / "__main__.py").write_text("from pkg.train import main\n\nmain()\n")
     for module in ("pkg.train", "pkg"):
         command = [*RUN, "--compression", "residual|topk(ratio=0.01)", "-m", module]
-        finished = run([*command, "--steps", "2", "--config", "c"], 2, "gloo", cwd=tmp_path)
+        finished = run([*command, "--steps", "2", "--config", "c"], cwd=tmp_path)
         assert finished.status == 0, finished.output
         assert "compresses with residual(" in finished.output
         assert '"same": true, "config": "c"' in finished.output
@@ -203,6 +203,7 @@ def test_script_trains_with_outer_steps() -> None:
     assert finished.output.count(said) == 1
 
 
+@pytest.mark.full
 def test_ranks_without_an_outer_step_differ() -> None:
     finished = run([*RUN, "--compression", "int8", "--outer", "30", SCRIPT], 2, "gloo")
     assert finished.status == 0, finished.output
@@ -210,6 +211,6 @@ def test_ranks_without_an_outer_step_differ() -> None:
 
 
 def test_outer_steps_refuse_specs_with_a_momentum() -> None:
-    finished = run([*RUN, "--compression", "dgc(ratio=0.01)", "--outer", "3", SCRIPT], 2, "gloo")
+    finished = run([*RUN, "--compression", "dgc(ratio=0.01)", "--outer", "3", SCRIPT])
     assert finished.status != 0
     assert "leave it to the outer momentum" in finished.output

@@ -16,6 +16,7 @@ from gradcomp_torch.gpu import device_lookup as finding
 from horovod_compressors.torch import Compression
 from support.core_tensors import CoreTensors, found
 from support.pipelines import config_of
+from support.scope import by_scope
 
 cases = Cases()
 
@@ -35,6 +36,10 @@ DIRECT = (
 )
 """Specs whose frames have one size on all ranks, with an exchange."""
 ON_HOST = ("atomo(rank=1)", "residual|adaptive(rate=0.5)", "residual|fp16")
+
+
+THREADS = {"always": 4, "never": by_scope(1, 4)}
+"""The settings of ``encoder_thread``, with the number of specs that run with it."""
 
 
 def config(spec: str, **compress: object) -> Config:
@@ -65,9 +70,9 @@ def launches(device: CoreTensors) -> int:
 @cases
 def ranks_of_horovod_with_and_without_a_device() -> None:
     """With a device on some ranks or all, for tensors of all sizes or large ones, with a thread or none."""
-    for thread in ("always", "never"):
+    for thread, count in THREADS.items():
         for ranks, least in (({0}, 0), ({1}, 6000), ({0, 1}, 6000)):
-            for spec in ON_DEVICE:
+            for spec in ON_DEVICE[:count]:
                 with on_device(ranks, least) as device:
                     check_steps(config(spec, encoder_thread=thread))
                 assert (launches(device) > 0) == (hvd.rank() in ranks), spec
@@ -76,8 +81,8 @@ def ranks_of_horovod_with_and_without_a_device() -> None:
 @cases
 def messages_of_horovod_from_device_to_device() -> None:
     """Averages are those of the loopback, also where a rank has no device, so that none is sent."""
-    for thread in ("always", "never"):
-        for spec, exchange in DIRECT:
+    for thread, count in THREADS.items():
+        for spec, exchange in DIRECT[:count]:
             used = config(spec, device="direct", exchange=exchange, encoder_thread=thread)
             for ranks in ({0, 1}, {0}):
                 with on_device(ranks) as device, mock.patch.object(finding, "_log") as log:

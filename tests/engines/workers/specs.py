@@ -10,8 +10,10 @@ from gradcomp import Config
 from gradcomp.codec import spec
 from gradcomp.config.schema import MOMENTUM_CORRECTION
 from support.pipelines import configured, rules_of
+from support.scope import by_scope
 
-STEPS = 100
+STEPS = by_scope(25, 100)
+"""Steps of jobs on Horovod."""
 
 _CODECS = [stage.example for stage in spec.stages() if stage.kind == "codec"]
 _MEMORIES = [

@@ -7,7 +7,6 @@ Argument: the folder of its rows. A file ``last`` beside the folder has the numb
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -47,7 +46,6 @@ def averaged(weights: Sequence[Any], grads: Sequence[Any], compression: Any, **o
 
 
 def main(folder: Path) -> None:
-    os.environ["HOROVOD_CYCLE_TIME"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()

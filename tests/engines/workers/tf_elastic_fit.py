@@ -83,7 +83,6 @@ class Log(keras.callbacks.Callback):
 
 
 def main(folder: Path) -> None:
-    os.environ["HOROVOD_CYCLE_TIME"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -124,8 +123,6 @@ def barrier() -> None:
 
 def main(reports: str, modules: Sequence[str]) -> None:
     """Run the cases of modules, and write a line for each."""
-    # Tracing is slow, and Horovod's cycles would use the processors meanwhile.
-    os.environ["HOROVOD_CYCLE_TIME"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()

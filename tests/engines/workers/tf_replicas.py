@@ -1,4 +1,4 @@
-"""Every codec, alone and with every memory, and algorithms, for 100 steps of one model."""
+"""Every codec, alone and with every memory, and algorithms, for many steps of one model."""
 
 from __future__ import annotations
 
