@@ -1,6 +1,6 @@
 """Name what `scripts/test quick` needs and this Python lacks; ends with status 1 if that is something.
 
-    python scripts/missing.py
+python scripts/missing.py
 """
 
 from __future__ import annotations
