@@ -6,8 +6,8 @@ library from a server that is gone, does not compile against current PyTorch, ne
 and NCCL, and its compression path aborts. This script downloads the unchanged source
 release, applies the few edits listed in ``EDITS``, and builds a wheel against the
 host-only stand-in for CUDA and NCCL in scripts/wheels/byteps_host; see docs/byteps.md. Run it
-with the Python of the environment that will use the wheel: torch, setuptools, wheel and
-packaging must be installed there, and g++, make and libnuma's headers on the machine.
+with the Python of the environment that will use the wheel: torch, setuptools, wheel,
+packaging and pybind11 must be installed there, and g++, make and libnuma's headers on the machine.
 
     python scripts/wheels/byteps_wheel.py --out DIR   build the wheel into DIR
     python scripts/wheels/byteps_wheel.py --print-key print a name for all its dependencies
@@ -204,6 +204,13 @@ def extra_make_option():
     return 'ps WGET=cp ZMQ_URL="../../zeromq-4.1.4.tar.gz ./" '
 """
 
+# Added to it, and no part of the wheel's key: it changes nothing in the wheel.
+PARALLEL = """\
+from pybind11.setup_helpers import ParallelCompile
+
+ParallelCompile("BYTEPS_COMPILE_JOBS").install()
+"""
+
 EXPECTED = (
     "byteps/torch/c_lib.*.so",
     "byteps/server/c_lib.*.so",
@@ -260,6 +267,10 @@ def build_environment(base: Mapping[str, str], jobs: int) -> dict[str, str]:
     environment = {k: v for k, v in base.items() if not k.startswith("BYTEPS_") and k != "LDFLAGS"}
     environment.update(byteps_options())
     environment["MAKEFLAGS"] = f"-j{jobs}"
+    environment["BYTEPS_COMPILE_JOBS"] = str(jobs)
+    # Debug information, which the linker strips: of ps-lite, and of the rest.
+    environment["ADD_CFLAGS"] = "-g0"
+    environment["CFLAGS"] = f"{base.get('CFLAGS', '')} -g0"
     return environment
 
 
@@ -314,7 +325,7 @@ def make(work: Path) -> Path:
         )
     source = wheels.unpack(BYTEPS, wheels.download(BYTEPS, work), work)
     wheels.apply_edits(source, edits())
-    (source / "pre_setup_local.py").write_text(PRE_SETUP)
+    (source / "pre_setup_local.py").write_text(PARALLEL + PRE_SETUP)
     environment = build_environment(os.environ, wheels.compile_jobs())
     if real_nccl() is None:
         make_host_nccl(work / "nccl")

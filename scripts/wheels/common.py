@@ -151,6 +151,8 @@ def unpack(release: Release, archive: Path, directory: Path) -> Path:
 
 def pip_wheel(source: Path, wheels: Path, environment: Mapping[str, str]) -> None:
     """Build the wheel of the tree at ``source`` into ``wheels``."""
+    # ccache, where a build uses it: the next build is in another directory.
+    environment = {**environment, "CCACHE_BASEDIR": str(source)}
     run(
         [
             *PIP,

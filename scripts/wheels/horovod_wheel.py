@@ -144,6 +144,20 @@ TENSORFLOW_EDITS = (
         ),
     ),
     Edit(
+        name="one-gloo",
+        file="CMakeLists.txt",
+        old="if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))\n",
+        new="if(FALSE)\n",
+        reason="it compiles Gloo again for C++17, which cxx17-core makes of the first one too",
+    ),
+    Edit(
+        name="one-gloo-tensorflow",
+        file="horovod/tensorflow/CMakeLists.txt",
+        old="list(APPEND TF_LINKER_LIBS compatible17_gloo)\n",
+        new="list(APPEND TF_LINKER_LIBS gloo)\n",
+        reason="as one-gloo",
+    ),
+    Edit(
         name="keras-of-tensorflow",
         file="horovod/tensorflow/keras/__init__.py",
         old="    from keras import backend as K\n",

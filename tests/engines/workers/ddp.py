@@ -11,20 +11,18 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from workers import exchange, harness, mixed_precision, profiles, replicas, schedules, two_level
-from workers import policy as horovod_policy
+from workers import exchange, harness, mixed_precision, profiles, replicas, schedules
 from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
+from workers.ranks import Compression, hvd
 
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import ProtocolError, SpecError, StateError
 from gradcomp.runtime.policy import auto as policies
-from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
 from support.scope import by_scope
 from torch_compressors import DGCSGD, Dion, ddp_hook, dion_groups
@@ -481,6 +479,8 @@ def models_that_drift_apart() -> None:
 @cases
 def policy() -> None:
     """The policy auto: all ranks decide alike."""
+    from workers import policy as horovod_policy
+
     config = configured("residual|topk(ratio=0.01)", policy="auto")
     training = Training(config, {"first": (300, 200), "second": (100, 90), "bias": (9,)})
     for step in range(horovod_policy.STEPS):
@@ -498,6 +498,8 @@ def policy() -> None:
 @cases
 def policy_looks_again() -> None:
     """Steps of another length are measured anew, on all ranks at once."""
+    from workers import policy as horovod_policy
+
     config = configured("residual|topk(ratio=0.01)", policy="auto")
     with mock.patch.object(policies, "_WINDOW", 10):
         training = Training(config, {"first": (100, 90), "bias": (9,)})
@@ -521,6 +523,8 @@ def policy_looks_again() -> None:
 @four
 def two_level_exchanges() -> None:
     """Two nodes of two ranks, as the configuration says."""
+    from workers import two_level
+
     config = two_level.mixed()
     shapes = _named(two_level)
     Training(config, shapes)  # its process groups precede those of the next

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from unittest import mock
 
-import horovod.torch as hvd
 import torch
 from workers import harness
 from workers.ddp import MIXED, mixed
 from workers.ddp_model import Training
 from workers.harness import Cases
+from workers.ranks import hvd
 
 from gradcomp import Config, Loopback
 from gradcomp_torch.gpu import device_lookup as finding

@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-import horovod.torch as hvd
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from workers.ddp_model import join
 from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
+from workers.ranks import hvd
 
 from gradcomp import ConfigError, _core
 from torch_compressors import ddp_hook

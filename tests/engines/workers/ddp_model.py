@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from workers import harness
+from workers.ranks import hvd
 
 from gradcomp import Config, Loopback
 from torch_compressors import ddp_hook
@@ -18,7 +18,9 @@ from torch_compressors import ddp_hook
 
 @cache
 def join() -> None:
-    """Make a process group of Horovod's ranks."""
+    """Make a process group of Horovod's ranks, unless torchrun has made one."""
+    if dist.is_initialized():
+        return
     store = harness.shared / f"process-group-{hvd.size()}"
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=hvd.rank(), world_size=hvd.size()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-import horovod.torch as hvd
 import torch
 from workers import harness
 from workers.ddp import MIXED, mixed
 from workers.ddp_device import on_device
 from workers.ddp_model import Training
 from workers.harness import Cases, refused
+from workers.ranks import hvd
 from workers.threads import Started, meeting, on_thread
 
 from gradcomp import Loopback

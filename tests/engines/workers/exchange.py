@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from workers import harness
 from workers.harness import Cases
+from workers.ranks import Compression, hvd
 
 from gradcomp import Config, Loopback
 from gradcomp.errors import ProtocolError
-from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
 
 cases = Cases()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from torch.distributed.tensor import Shard
 from workers import harness
 from workers.ddp_model import join
 from workers.harness import Cases, check_equal, refused
+from workers.ranks import hvd
 
 from gradcomp import Config, ConfigError, Pipeline
 from gradcomp.errors import ProtocolError, StateError

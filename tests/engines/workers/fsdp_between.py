@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,6 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.utils.checkpoint import checkpoint
 from workers.ddp_model import join
 from workers.harness import Cases, check_equal, refused
+from workers.ranks import hvd
 
 from gradcomp import Config, ConfigError
 from gradcomp.adapter_api import Driver, Pipeline

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,9 +13,9 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 from workers import fsdp
 from workers.harness import Cases, check_equal, refused
+from workers.ranks import Compression, hvd
 
 from gradcomp import ConfigError
-from horovod_compressors.torch import Compression
 from support.core_tensors import found
 from torch_compressors import GossipDataParallel
 from torch_compressors.fsdp import fsdp_hook, fsdp_reduce_scatter

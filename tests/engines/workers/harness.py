@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
+from workers.ranks import hvd
 from workers.runner import Cases, refused, run
 
 from gradcomp import Loopback

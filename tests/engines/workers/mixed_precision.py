@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from workers.ddp_model import join
+from workers.ranks import Compression, hvd
 
-from horovod_compressors.torch import Compression
 from torch_compressors import ddp_hook
 
 SPEC = "residual(lr=scale)|randomk(ratio=0.05)"

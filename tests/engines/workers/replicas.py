@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from workers import harness
 from workers.harness import Cases
+from workers.ranks import Compression, hvd
 from workers.specs import SHAPES, SPECS, STEPS, config, normal
 
 from gradcomp import Config, Loopback
 from gradcomp.codec import spec
 from gradcomp.exchange.select import exchange_pattern
-from horovod_compressors.torch import Compression
 
 Parameters: TypeAlias = Mapping[str, torch.nn.Parameter]
 Averager: TypeAlias = Callable[[Mapping[str, torch.Tensor]], None]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from workers import harness
 from workers.harness import MATRIX, Cases
+from workers.ranks import Compression, hvd
 
 from gradcomp import Config, ConfigError, Loopback
-from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
 
 cases = Cases()
