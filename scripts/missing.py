@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 REMEDY = """
 To install it:  pip install -e '.[dev]'
-(with PyTorch's build for CPUs, which is ten times smaller: first
+(with PyTorch's build for CPUs, without gigabytes of CUDA: first
 pip install {torch} --index-url https://download.pytorch.org/whl/cpu)"""
 
 

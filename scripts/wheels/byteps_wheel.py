@@ -268,9 +268,6 @@ def build_environment(base: Mapping[str, str], jobs: int) -> dict[str, str]:
     environment.update(byteps_options())
     environment["MAKEFLAGS"] = f"-j{jobs}"
     environment["BYTEPS_COMPILE_JOBS"] = str(jobs)
-    # Debug information, which the linker strips: of ps-lite, and of the rest.
-    environment["ADD_CFLAGS"] = "-g0"
-    environment["CFLAGS"] = f"{base.get('CFLAGS', '')} -g0"
     return environment
 
 
