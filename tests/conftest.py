@@ -33,14 +33,28 @@ _WAITING = (
 """Files of tests/engines whose jobs mostly wait: for processes that come and go, or for a rank that stopped."""
 
 
+_TRAINING = (
+    "test_advise_measure",
+    "test_e2e",
+    "test_horovod_run",
+    "test_train",
+    "test_trainers",
+    "test_unedited",
+)
+"""Files of tests/engines whose tests start a job each."""
+
+
 class _JobsTogether(LoadScopeScheduling):
-    """Runs all jobs of several ranks in one process of pytest, one at a time: they share reports, and
-    need the processors. Jobs that mostly wait run beside them; other tests go to any process."""
+    """Divides the jobs of several ranks into three groups. Each runs in one process of pytest, one job at
+    a time: they share reports, and need the processors. Other tests go to any process."""
 
     def _split_scope(self, nodeid: str) -> str:
         if not nodeid.startswith("tests/engines/"):
             return nodeid
-        return "waiting jobs" if any(f"/{name}.py" in nodeid for name in _WAITING) else "jobs"
+        for group, names in (("waiting", _WAITING), ("training", _TRAINING)):
+            if any(f"/{name}.py" in nodeid for name in names):
+                return f"{group} jobs"
+        return "jobs"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _JobsTogether:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from launch import ENVIRONMENT, HERE, ROOT, Finished, run
 
 from elastic.job import rows_in
@@ -35,6 +36,7 @@ def test_ray() -> None:
     check_example(run([example, "--epochs", "4"], environment=RAY))
 
 
+@pytest.mark.full
 def test_elastic_ray(tmp_path: Path) -> None:
     """Slots come and go: parameters are equal after every step, and residuals are kept."""
     driver = HERE / "workers/ray_elastic.py"
