@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gradcomp
+from support.scope import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -92,7 +93,7 @@ def test_a_transcript_is_what_the_command_prints(transcript: Transcript, tmp_pat
     for command, shown in transcript.commands:
         if command.startswith("cat "):
             (tmp_path / command.removeprefix("cat ")).write_text(shown)
-        elif is_run(command):
+        elif is_run(command) and (FULL or "resnet50" not in command):  # 25 million elements
             printed = run(command, tmp_path)
             assert matches(printed, shown), f"$ {command}\n{printed}"
 

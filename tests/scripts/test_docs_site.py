@@ -64,6 +64,7 @@ def test_every_adapter_is_in_the_api() -> None:
     assert set(API) == adapters | {"gradcomp"}
 
 
+@pytest.mark.full  # builds the site twice; scripts/test builds it once
 def test_versions_of_the_site_lie_side_by_side(tmp_path: Path) -> None:
     """`scripts/docs --deploy` of two versions, in a repository of their own."""
     for path in tracked():
