@@ -100,7 +100,7 @@ def _run(mutants: list[Mutant], last: str) -> None:
             if scope == "default":
                 tried = set(records.of(mutant, QUICK))
                 tests = [name for name in tests if name not in tried]
-            found = try_mutant(TREE, mutant, tests, records.seconds, scope) if tests else ""
+            found = try_mutant(TREE, mutant, tests, records.seconds, scope)
             results[scope] = found
             with RESULTS.open("a") as file:
                 file.write(json.dumps([mutant.number, scope, found, len(tests)]) + "\n")

@@ -123,6 +123,16 @@ def try_mutant(
         "GRADCOMP_MUTANT": str(mutant.number),
         "GRADCOMP_TESTS": "full" if scope == "full" else "default",
     }
+    if scope == "default" and mutant.file.startswith("csrc/"):
+        command = [str(tree / "build/cpp/cpp_tests")]
+        try:
+            done = subprocess.run(
+                command, env={**os.environ, **environment}, capture_output=True, timeout=600
+            )
+        except subprocess.TimeoutExpired:
+            return "tests/cpp: timeout"
+        if done.returncode:
+            return "tests/cpp"
     for begin in range(0, len(chosen), _AT_ONCE):
         part = chosen[begin : begin + _AT_ONCE]
         limit = 60 + 10 * sum(seconds[name] for name in part)

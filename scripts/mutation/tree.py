@@ -238,7 +238,12 @@ def _refused(folder: Path) -> set[tuple[str, int]]:
 
 
 def _build(folder: Path) -> None:
+    """Build the extension in place, and tests/cpp in build/cpp."""
     flags = f"-w -include {folder / 'csrc/mutants.hpp'}"
     environment = {**os.environ, "CC": "ccache gcc", "CXX": f"ccache g++ {flags}"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     subprocess.run(command, cwd=folder, env=environment, check=True)
+    configure = ["cmake", "-S", ".", "-B", "build/cpp", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
+    subprocess.run([*configure, f"-DCMAKE_CXX_FLAGS={flags}"], cwd=folder, check=True)
+    build = ["cmake", "--build", "build/cpp", "--target", "cpp_tests", "--parallel"]
+    subprocess.run([*build, str(os.cpu_count())], cwd=folder, check=True)
