@@ -63,6 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
         default="0/1",
         help="K/N: each N-th mutant from the K-th, for processes side by side",
     )
+    run.add_argument(
+        "--files",
+        default="",
+        metavar="FOLDER",
+        help="only mutants of files below it, such as csrc/",
+    )
     report = steps.add_parser(
         "report", help="print the shares, and the mutants that no test noticed"
     )
@@ -83,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
         record(TREE, FOLDER / "records", [*ignored, *(options.paths or ["tests"])])
     elif options.step == "run":
         first, _, every = options.part.partition("/")
-        _run(mutants[int(first) :: int(every)], options.scope)
+        chosen = [mutant for mutant in mutants if mutant.file.startswith(options.files)]
+        _run(chosen[int(first) :: int(every)], options.scope)
     else:
         _report(mutants, options.csv)
     return 0
