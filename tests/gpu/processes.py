@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
-DEFAULT_SHARE = 0.1
+DEFAULT_SHARE = 0.05
 """How many of a group's cases the default run compares; tests of wrong kernels compare as many."""
 
 

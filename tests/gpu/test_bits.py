@@ -15,7 +15,7 @@ GROUPS = (
     *("topk", "topk_state", "sampled_topk", "half", "quantized"),
     *("signs", "ternary", "rotated", "randomk", "added", "peer", "bases", "matrices"),
 )
-LEAST = dict.fromkeys(GROUPS, by_scope(100, 1000)) | {"topk_state": 60}
+LEAST = dict.fromkeys(GROUPS, by_scope(50, 1000)) | {"topk_state": by_scope(30, 60)}
 
 
 @pytest.mark.parametrize("group", GROUPS)
