@@ -307,6 +307,7 @@ def test_epochs_must_be_told() -> None:
         ("topk(ratio=ramp(from=1,from=1,to=1,steps=3))", "'from' is given twice"),
         ("topk(ratio=ramp(from=1,to=1,steps=3,epochs=3))", "the length is given twice"),
         ("topk(ratio=ramp(from=1,to=1,steps=0))", "whole number in"),
+        ("threshold(tau=ramp(from=1,to=0,steps=3))", "its ends must be above 0"),
         ("topk(ratio=ramp(fro=1))", "did you mean 'from'"),
         ("topk(ratio=stepz([1]))", "did you mean 'steps'"),
         ("topk(ratio=steps([1],ever=2))", "expected every="),
