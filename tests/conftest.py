@@ -38,10 +38,9 @@ _TRAINING = (
     "test_e2e",
     "test_horovod_run",
     "test_train",
-    "test_trainers",
     "test_unedited",
 )
-"""Files of tests/engines whose tests start a job each."""
+"""Files of tests/engines whose tests start a job each, and share none with other files."""
 
 
 class _JobsTogether(LoadScopeScheduling):
