@@ -68,11 +68,14 @@ def changes(line: str, previous: str, random: Random) -> list[Change]:
         if places:
             begin, end, text = random.choice(places)
             changed = expression[:begin] + text + expression[end:]
-            one, other = (
+            mutated, original = (
                 (f"bool({changed})", f"bool({expression})") if condition else (changed, expression)
             )
             found.append(
-                Change(f"{head}{changed}{tail}", f"{head}({_CHOICE} ? ({one}) : ({other})){tail}")
+                Change(
+                    f"{head}{changed}{tail}",
+                    f"{head}({_CHOICE} ? ({mutated}) : ({original})){tail}",
+                )
             )
         break
     match = _CALL.match(line)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import copy
-from random import Random
 
 from .sites import OPERATORS
 
@@ -72,12 +71,10 @@ class ModuleChanges:
 
     Args:
         text: the source.
-        random: chooses how each place is changed.
     """
 
-    def __init__(self, text: str, random: Random) -> None:
+    def __init__(self, text: str) -> None:
         self._module = ast.parse(text)
-        self._random = random
         self.places: list[Change] = []
         for node in ast.walk(self._module):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

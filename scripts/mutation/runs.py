@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .sites import Mutant
 
-__all__ = ["SCOPES", "Records", "record", "try_mutant"]
+__all__ = ["SCOPES", "Records", "read_records", "record", "try_mutant"]
 
 SCOPES = ("quick", "default", "full")
 """Amounts of tests, each within the next."""

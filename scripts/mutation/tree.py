@@ -14,21 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
+from rules.structure import PACKAGES, ROOT
+
 from . import cpp
 from .python import ModuleChanges
 from .sites import Mutant
 
 __all__ = ["ROOT", "make_tree"]
 
-ROOT = Path(__file__).resolve().parents[2]
-
-_PACKAGES = (
-    "gradcomp",
-    "gradcomp_torch",
-    "byteps_compressors",
-    "horovod_compressors",
-    "torch_compressors",
-)
 _WITHOUT = re.compile(r"csrc/(?:include/|kernels/neon)|gradcomp_torch/gpu/kernels/|.*/probes\.py")
 """Files without mutants: the public header, what this processor does not run, and kernels for GPUs, which are
 not run as Python; tests/gpu/test_mutants.py changes them."""
@@ -125,9 +118,9 @@ def make_tree(folder: Path, each: int, seed: int) -> list[Mutant]:
 
 def _change_python(folder: Path, files: list[str], count: int, random: Random) -> list[Mutant]:
     modules = {
-        name: ModuleChanges((folder / name).read_text(), random)
+        name: ModuleChanges((folder / name).read_text())
         for name in sorted(files)
-        if name.startswith(tuple(f"{package}/" for package in _PACKAGES))
+        if name.startswith(tuple(f"{package}/" for package in PACKAGES))
         and name.endswith(".py")
         and not _WITHOUT.match(name)
     }

@@ -65,7 +65,7 @@ def test_what_is_no_whole_statement_is_left(line, previous):
 
 
 def _run(number: int, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleChanges, dict]:
-    module = ModuleChanges(MODULE, Random(1))
+    module = ModuleChanges(MODULE)
     active = types.ModuleType("gradcomp._mutants")
     active.mutant = lambda each: each == number
     monkeypatch.setitem(sys.modules, "gradcomp._mutants", active)
