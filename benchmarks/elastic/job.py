@@ -45,6 +45,7 @@ class ElasticJob:
         hosts: slots by host at the beginning.
         launcher: ``horovodrun``, or a stand-in.
         environment: variables besides those of this process.
+        python: starts a worker's command.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ElasticJob:
         hosts: Mapping[str, int],
         launcher: Sequence[str] = (sys.executable, "-c", HOROVODRUN),
         environment: Mapping[str, str] = MappingProxyType({}),
+        python: Sequence[str] = (sys.executable,),
     ) -> None:
         self._folder = folder
         self.rows_folder = folder / "rows"
@@ -70,7 +72,7 @@ class ElasticJob:
         elastic += ["--host-discovery-script", str(discover)]
         fixed = {"PYTHONHASHSEED": "0", "HOROVOD_GLOO_TIMEOUT_SECONDS": GLOO_TIMEOUT}
         self._process = subprocess.Popen(
-            [*launcher, *elastic, sys.executable, *command, str(self.rows_folder)],
+            [*launcher, *elastic, *python, *command, str(self.rows_folder)],
             env=_with_this_module({**os.environ, **environment, **fixed}),
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 import pytest
 
+from support.forks import TORCH, python, running_forks
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
@@ -47,7 +49,7 @@ LAUNCHERS = {
         *("-H", f"localhost:{ranks // 2},127.0.0.1:{ranks // 2}"),
     ],
     "torchrun": lambda ranks: [
-        *(sys.executable, str(HERE / "torchrun.py"), "--standalone"),
+        *(*python(), str(HERE / "torchrun.py"), "--standalone"),
         *(f"--nproc_per_node={ranks}", "--no-python"),
     ],
     "mpi": lambda ranks: [_on_path("mpirun"), *_MPIRUN, "-np", str(ranks)],
@@ -103,9 +105,10 @@ def start(
     launcher: str | None = None,
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    imported: tuple[str, ...] = TORCH,
 ) -> subprocess.Popen[str]:
-    """Start ``command``, the arguments of Python, on so many ranks."""
-    full = [*LAUNCHERS[launcher](ranks), sys.executable, *map(str, command)]
+    """Start ``command``, the arguments of Python, on so many ranks, with modules ready (see `support.forks`)."""
+    full = [*LAUNCHERS[launcher](ranks), *python(imported), *map(str, command)]
     return subprocess.Popen(
         full,
         env={**os.environ, **ENVIRONMENT, **(environment or {})},
@@ -138,9 +141,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     limit: float = LIMIT,
+    imported: tuple[str, ...] = TORCH,
 ) -> Finished:
     """Start a job, and wait for it."""
-    return finish(start(command, ranks, launcher, environment, cwd), limit)
+    return finish(start(command, ranks, launcher, environment, cwd, imported), limit)
 
 
 def cases_in(module: str) -> list[str]:
@@ -156,6 +160,8 @@ def run_cases(
     folder: Path,
     shared: Path,
     harness: Sequence[str] = ("-m", "workers.harness"),
+    imported: tuple[str, ...] = TORCH,
+    environment: Mapping[str, str] | None = None,
 ) -> CaseJob:
     """Run all cases of some modules of ``workers`` in one job.
 
@@ -166,10 +172,12 @@ def run_cases(
         folder: where the ranks write their reports.
         shared: a folder for files from one job to another; cases find it as `harness.shared`.
         harness: the arguments of Python that name the program.
+        imported: see `support.forks`.
+        environment: for the ranks.
     """
     # A warning of ours would reach every user on every rank.
     command = ["-W", "error", *harness, folder, shared, *modules]
-    finished = run(command, ranks, launcher, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    finished = run(command, ranks, launcher, environment, imported=imported)
     return CaseJob(finished, read_reports(folder, ranks))
 
 
@@ -186,7 +194,12 @@ def read_reports(folder: Path, ranks: int) -> list[dict[str, dict[str, Any]]]:
 def _kill(process: subprocess.Popen[str]) -> str:
     """Kill a running job and all its descendants (launchers give ranks sessions of their own), and
     return what it has printed."""
-    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+    # All forks are this job's.
+    for member in [
+        *psutil.Process(process.pid).children(recursive=True),
+        *running_forks(),
+        process,
+    ]:
         with suppress(psutil.NoSuchProcess):
             member.kill()
     return process.communicate()[0]

@@ -14,6 +14,7 @@ from launch import HERE
 
 from gradcomp import load_config
 from gradcomp.tools.model_shapes import model_shapes
+from support.forks import python
 
 ADVISE = ["gradcomp", "advise", "resnet20", "--measure", "--spec", "fp16", "--json"]
 ADVISE += ["--compute", "5", "--config", "config.yaml", "--save", "prior.yaml"]
@@ -21,17 +22,16 @@ CONFIG = "version: 1\ncompress: {default: residual|sign, policy: auto}\n"
 JOBS = {
     "horovod": [
         *(sys.executable, str(HERE / "horovodrun.py"), "-np", "2", "--gloo"),
-        *(sys.executable, "-m", *ADVISE),
     ],
-    "torch": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", *ADVISE],
+    "torch": [sys.executable, str(HERE / "torchrun.py"), "--nproc-per-node=2", "--no-python"],
 }
 
 
-@pytest.mark.parametrize("engine", JOBS)
+@pytest.mark.parametrize("engine", [pytest.param("horovod", marks=pytest.mark.full), "torch"])
 def test_measured_links(engine: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     done = subprocess.run(
-        JOBS[engine],
+        [*JOBS[engine], *python(), "-m", *ADVISE],
         capture_output=True,
         text=True,
         timeout=500,

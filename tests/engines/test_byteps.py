@@ -19,6 +19,8 @@ import pytest
 from launch import HERE, PATHS, CaseJob, Finished, read_reports
 from workers.byteps_model import PARTITION_BYTES
 
+from support.forks import TORCH, python
+
 CASES = [
     *("codecs", "two_way", "tails", "dtypes", "integers", "checkpoints"),
     *(
@@ -40,15 +42,27 @@ ENVIRONMENT = {
 }
 
 
-def command(logs: Path, workers: int, servers: int, *program: str | Path) -> list[str]:
+def command(
+    logs: Path,
+    workers: int,
+    servers: int,
+    *program: str | Path,
+    imported: tuple[str, ...] = TORCH,
+) -> list[str]:
     counts = ["--workers", str(workers), "--servers", str(servers)]
     launcher = [sys.executable, "-m", "byteps_compressors.launch", *counts, "--logs", str(logs)]
-    return [*launcher, "--timeout", str(LIMIT), "--", sys.executable, *map(str, program)]
+    return [*launcher, "--timeout", str(LIMIT), "--", *python(imported), *map(str, program)]
 
 
-def run(folder: Path, workers: int, servers: int, *program: str | Path) -> Any:
+def run(
+    folder: Path,
+    workers: int,
+    servers: int,
+    *program: str | Path,
+    imported: tuple[str, ...] = TORCH,
+) -> Any:
     return subprocess.run(
-        command(folder / "logs", workers, servers, *program),
+        command(folder / "logs", workers, servers, *program, imported=imported),
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -279,7 +293,7 @@ class TestDeaths:
         script = (
             f"import os, sys, time\nif os.environ['DMLC_WORKER_ID'] == '0': os.abort()\n{other}\n"
         )
-        done = run(tmp_path, 2, 1, "-c", script)
+        done = run(tmp_path, 2, 1, "-c", script, imported=())
         assert done.returncode == exit_code
         assert f"launch: {blamed}" in done.stderr
 

@@ -10,6 +10,7 @@ from launch import ENVIRONMENT, HERE, HOROVODRUN
 
 from elastic.job import ElasticJob
 from elastic.laws import check_replicas, complete, sizes_of
+from support.forks import python
 
 SPEC = "residual|topk(ratio=0.05)"
 CHANGES = {
@@ -46,7 +47,7 @@ def test_example_with_one_line_changed(name: str, tmp_path: Path) -> None:
     (tmp_path / "last").write_text("1000000")
     hosts = {"localhost": 1, "127.0.0.1": 1}
     environment = {**ENVIRONMENT, "TF_USE_LEGACY_KERAS": "1"}
-    job = ElasticJob(tmp_path, [str(script)], hosts, HOROVODRUN, environment)
+    job = ElasticJob(tmp_path, [str(script)], hosts, HOROVODRUN, environment, python())
     try:
         lives = rank_0_dies(job, tmp_path / "last")
     finally:

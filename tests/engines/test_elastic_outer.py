@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 from launch import ENVIRONMENT
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from support.forks import python
 
 LIMIT = 180.0
 Row = dict[str, Any]
@@ -36,7 +37,7 @@ class Job:
         with (self._folder / f"{name}.err").open("ab") as errors:
             self.processes[name] = subprocess.Popen(
                 [
-                    sys.executable,
+                    *python(),
                     "-W",
                     "error",
                     "-m",

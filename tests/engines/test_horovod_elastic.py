@@ -11,6 +11,7 @@ from launch import ENVIRONMENT, HOROVODRUN
 
 from elastic.job import ElasticJob
 from elastic.laws import check_replicas
+from support.forks import python
 
 SCRIPT = Path(__file__).parent / "workers" / "stock_elastic_script.py"
 UNEDITED = [
@@ -29,7 +30,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
     hosts = {"localhost": 1, "127.0.0.1": 1}
     # Between their steps, ranks leave the processors to others.
     environment = {**ENVIRONMENT, "HOROVOD_CYCLE_TIME": "2"}
-    started = ElasticJob(tmp_path, request.param, hosts, HOROVODRUN, environment)
+    started = ElasticJob(tmp_path, request.param, hosts, HOROVODRUN, environment, python())
     yield started
     started.stop()
 

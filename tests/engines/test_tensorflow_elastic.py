@@ -12,6 +12,7 @@ from launch import ENVIRONMENT, HERE, HOROVODRUN
 
 from elastic.job import ElasticJob
 from elastic.laws import Life, check_replicas, check_resets, complete
+from support.forks import TENSORFLOW, python
 
 GRAPHS = ["-m", "workers.tf_elastic"]
 FIT = ["-m", "workers.tf_elastic_fit"]
@@ -27,7 +28,9 @@ def started(
 ) -> Iterator[ElasticJob]:
     (folder / "last").write_text("1000000")
     every = {**ENVIRONMENT, **environment}
-    job = ElasticJob(folder, ["-W", "error", *command], hosts, HOROVODRUN, every)
+    job = ElasticJob(
+        folder, ["-W", "error", *command], hosts, HOROVODRUN, every, python(TENSORFLOW)
+    )
     yield job
     job.stop()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 from launch import ENVIRONMENT
 from torchft.coordination import LighthouseServer
+
+from support.forks import python
 
 LIMIT = 120.0
 NAMES = ("r0", "r1")
@@ -55,7 +56,7 @@ class Job:
         }
         with (self._folder / f"{name}.err").open("ab") as errors:
             self.replicas[name] = subprocess.Popen(
-                [sys.executable, "-m", "workers.torchft_replica", json.dumps(own)],
+                [*python(), "-m", "workers.torchft_replica", json.dumps(own)],
                 # Equal digests in all processes.
                 env={**os.environ, **ENVIRONMENT, "PYTHONHASHSEED": "0"},
                 stdout=errors,

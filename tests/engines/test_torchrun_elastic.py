@@ -21,9 +21,11 @@ from launch import ENVIRONMENT, ROOT, run
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from workers.elastic_torchrun import EVERY
 
+from support.forks import python
+
 LIMIT = 180.0
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
-WORKER = ["--no-python", sys.executable, "-W", "error", "-m", "workers.elastic_torchrun"]
+WORKER = ["-W", "error", "-m", "workers.elastic_torchrun"]
 Row = dict[str, Any]
 Life = dict[int, list[Row]]
 """The rows of all ranks by step, of the steps that all of them have made."""
@@ -51,7 +53,8 @@ class Job:
             *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._store.port}"),
             "--rdzv-conf=is_host=0,last_call_timeout=3",
         ]
-        command = [TORCHRUN, *(options or rendezvous), "--max-restarts=3", *WORKER]
+        command = [TORCHRUN, *(options or rendezvous), "--max-restarts=3", "--no-python"]
+        command += [*python(), *WORKER]
         apart = {} if options else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (self.folder / "log").open("ab") as log:
             self.agents[name] = subprocess.Popen(

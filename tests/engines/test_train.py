@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,12 +14,11 @@ import launch
 import psutil
 import pytest
 import torch
-from launch import HOROVODRUN
 
 from support.scope import FULL, by_scope
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = [sys.executable, "scripts/train.py"]
+SCRIPT = "scripts/train.py"
 CNN = ["--config", "configs/digits/cnn.yaml"]
 TOPK = ["--compression", "residual|topk(ratio=0.01)"]
 EPOCHS = by_scope(2, 4)
@@ -37,13 +35,8 @@ def arguments(*parts, output, settings=()):
     return [*CNN, *parts, *sets, "--output", str(output)]
 
 
-def start(ranks, args, program=TRAIN, launcher=(*HOROVODRUN, "--gloo", "-np")):
-    command = [*program, *args]
-    if ranks:
-        command = [*launcher, str(ranks), *command]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def start(ranks, args, program=(SCRIPT,), launcher="gloo"):
+    return launch.start([*program, *args], ranks, launcher if ranks else None, cwd=ROOT)
 
 
 def finish(job):
@@ -78,7 +71,9 @@ def wait_for_steps(job, output, steps):
 def process_of_rank(job, rank):
     for process in psutil.Process(job.pid).children(recursive=True):
         # The shells that horovodrun starts around a rank have other first words.
-        if process.cmdline()[:2] == TRAIN and process.environ()["HOROVOD_RANK"] == str(rank):
+        words, environment = process.cmdline(), process.environ()
+        python = words[0] == sys.executable and SCRIPT in words
+        if python and environment["HOROVOD_RANK"] == str(rank):
             return process
     raise AssertionError(f"rank {rank} is not running")
 
@@ -149,8 +144,6 @@ def copy_checkpoint(step, source, target):
 def test_ddp(tmp_path):
     """A run, and one that goes on from its first checkpoint, of a compressor that keeps momenta and
     residuals."""
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
-    launcher = (torchrun, "--standalone", "--no-python", "--nproc-per-node")
     args = ["--engine", "torch", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
     settings = ["train.schedule=constant", "train.epochs=2"]
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
@@ -158,7 +151,7 @@ def test_ddp(tmp_path):
         if more:
             copy_checkpoint(22, straight, resumed)
         job = arguments(*args, *more, output=output, settings=settings)
-        status, text = finish(start(2, job, launcher=launcher))
+        status, text = finish(start(2, job, launcher="torchrun"))
         assert status == 0, text
         assert "FutureWarning" not in text, text
     result = summary(straight)
@@ -173,10 +166,8 @@ def test_gossip(tmp_path):
     one rank goes on with the average."""
     output = tmp_path / "run"
     args = ["--engine", "torch", "--config", "configs/gossip/choco-sign.yaml", "--topology", "full"]
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
-    torchrun = {"launcher": (torchrun, "--standalone", "--no-python", "--nproc-per-node")}
     results = []
-    for ranks, launcher in (*([(2, {})] if FULL else ()), (2, torchrun), (0, {})):
+    for ranks, launcher in (*([(2, {})] if FULL else ()), (2, {"launcher": "torchrun"}), (0, {})):
         resume = ["--resume"] if results else []
         settings = ["train.schedule=constant", f"train.epochs={len(results) + 1}"]
         job = arguments(*args, *resume, output=output, settings=settings)
@@ -392,7 +383,7 @@ print(json.dumps(ends))
 def refusals_of(*lists):
     """What scripts/train.py prints with each list of arguments, after a check that it ends with 2."""
     words = json.dumps([list(map(str, words)) for words in lists])
-    status, shown = finish(start(0, ["-c", TRAIN_EACH, words], program=[sys.executable]))
+    status, shown = finish(start(0, ["-c", TRAIN_EACH, words], program=()))
     assert status == 0, shown
     ends = json.loads(shown.splitlines()[-1])
     assert [status for status, _ in ends] == [2] * len(lists), shown
@@ -467,7 +458,7 @@ for action in (lambda: together(work), lambda: checked_digests(parameters)):
 
 
 def test_what_fails_on_one_rank_ends_all():
-    status, text = finish(start(2, ["-c", RANKS_THAT_FAIL], program=[sys.executable]))
+    status, text = finish(start(2, ["-c", RANKS_THAT_FAIL], program=()))
     assert status == 0, text
     for rank in range(2):
         assert f"rank {rank} says: rank 1: the disk is full" in text
@@ -481,7 +472,7 @@ def test_a_comparison_of_two_runs_goes_on_where_it_was_left(tmp_path):
     command = ["--task", "configs/digits/cnn.yaml", "--set", "train.epochs=1", "--seeds", "1"]
     command += ["--set", "train.steps_per_epoch=5"]
     command += ["--run", "uncompressed", "--output", str(tmp_path)]
-    program = [sys.executable, "scripts/compare.py"]
+    program = ["scripts/compare.py"]
     status, text = finish(start(0, command, program))
     assert status == 0, text
     assert "1 runs to train, 0 are finished" in text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from support.forks import python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -26,7 +27,8 @@ def run(script: str, *arguments: str, first: Path = ROOT) -> subprocess.Complete
     if first != ROOT:
         environment["GRADCOMP_TESTS"] = "default"
     # The script's own directory would come before all others.
-    command = [sys.executable, "-W", "error", "-P", str(HERE / script), *arguments]
+    # Not with Triton, which reads its settings when it is imported.
+    command = [*python(("torch",)), "-W", "error", "-P", str(HERE / script), *arguments]
     return subprocess.run(
         command, env=environment, cwd=ROOT, text=True, capture_output=True, timeout=500, check=False
     )
