@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from launch import CaseJob, run_cases
 
+from support.forks import TENSORFLOW
 from support.scope import FULL
+
+# With these, every process set costs messages in each cycle.
+_PROCESS_SETS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+# For jobs that seldom call Horovod: its ranks exchange messages in each cycle, by default every millisecond.
+_SELDOM = {"HOROVOD_CYCLE_TIME": "5"}
 
 
 @pytest.fixture(scope="session")
@@ -28,21 +34,22 @@ def gloo2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
     """Three ranks on Gloo, which load the checkpoints of the two."""
     modules = ["replicas", "process_sets", "exchange", "states:rescale"]
-    return run_cases(modules, 3, "gloo", tmp_path_factory.mktemp("gloo3"), shared)
+    folder = tmp_path_factory.mktemp("gloo3")
+    return run_cases(modules, 3, "gloo", folder, shared, environment=_PROCESS_SETS)
 
 
 @pytest.fixture(scope="session")
 def gloo4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Four ranks on Gloo, on two hosts."""
-    return run_cases(
-        ["two_level", "exchange"], 4, "gloo_hosts", tmp_path_factory.mktemp("gloo4"), shared
-    )
+    modules, folder = ["two_level", "exchange"], tmp_path_factory.mktemp("gloo4")
+    return run_cases(modules, 4, "gloo_hosts", folder, shared, environment=_PROCESS_SETS)
 
 
 @pytest.fixture(scope="session")
 def mpi4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Four ranks on MPI, on one host."""
-    return run_cases(["two_level:basic"], 4, "mpi", tmp_path_factory.mktemp("mpi4"), shared)
+    folder = tmp_path_factory.mktemp("mpi4")
+    return run_cases(["two_level:basic"], 4, "mpi", folder, shared, environment=_PROCESS_SETS)
 
 
 @pytest.fixture(scope="session")
@@ -54,40 +61,33 @@ def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob)
 
 @pytest.fixture(scope="session")
 def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Two ranks of torchrun."""
+    modules = ["ddp", "ddp_device", "ddp_thread", "trainers", "fsdp", "fsdp_features"]
+    modules += ["fsdp_between", "compiled", "ddp_features"]
+    return run_cases(modules, 2, "torchrun", tmp_path_factory.mktemp("ddp2"), shared)
+
+
+@pytest.fixture(scope="session")
+def ddp2_horovod(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of Horovod on Gloo, which also make a process group of torch."""
-    return run_cases(
-        [
-            "ddp",
-            "ddp_device",
-            "ddp_thread",
-            "trainers",
-            "fsdp",
-            "fsdp_features",
-            "fsdp_between",
-            "outer",
-            "compiled",
-            "ddp_features",
-        ],
-        2,
-        "gloo",
-        tmp_path_factory.mktemp("ddp2"),
-        shared,
-    )
+    modules = [f"{module}:with_horovod" for module in ("ddp", "compiled", "trainers")]
+    folder = tmp_path_factory.mktemp("ddp2_horovod")
+    return run_cases([*modules, "outer"], 2, "gloo", folder, shared, environment=_SELDOM)
 
 
 @pytest.fixture(scope="session")
 def ddp3(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Three such ranks."""
-    return run_cases(
-        ["ddp:three", "trainers:three"], 3, "gloo", tmp_path_factory.mktemp("ddp3"), shared
-    )
+    modules, folder = ["ddp:three", "trainers:three"], tmp_path_factory.mktemp("ddp3")
+    return run_cases(modules, 3, "gloo", folder, shared, environment=_SELDOM)
 
 
 @pytest.fixture(scope="session")
 def ddp4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Four such ranks."""
     modules = ["ddp:four", "fsdp:four", "fsdp_between:four", "outer:four"]
-    return run_cases(modules, 4, "gloo", tmp_path_factory.mktemp("ddp4"), shared)
+    folder = tmp_path_factory.mktemp("ddp4")
+    return run_cases(modules, 4, "gloo", folder, shared, environment=_SELDOM)
 
 
 _TENSORFLOW_HARNESS = ["-m", "workers.tf_harness"]
@@ -99,11 +99,14 @@ def tf2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     modules = ["tf_options", "tf_keras", "tf_mixed_precision", "tf_outer", "tf_replicas"]
     modules += ["tf_examples"]
     folder = tmp_path_factory.mktemp("tf2")
-    return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS)
+    return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS, TENSORFLOW)
 
 
 @pytest.fixture(scope="session")
 def tf3(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Three such ranks."""
     folder = tmp_path_factory.mktemp("tf3")
-    return run_cases(["tf_process_sets"], 3, "gloo", folder, shared, _TENSORFLOW_HARNESS)
+    return run_cases(
+        *(["tf_process_sets"], 3, "gloo", folder, shared),
+        *(_TENSORFLOW_HARNESS, TENSORFLOW, _PROCESS_SETS),
+    )

@@ -16,6 +16,11 @@ def test_ddp(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
 
 
+@pytest.mark.parametrize("case", {**ddp.with_horovod, **compiled.with_horovod})
+def test_with_horovod(ddp2_horovod: CaseJob, case: str) -> None:
+    ddp2_horovod.check(case)
+
+
 FEATURES = {
     **ddp_features.cases,
     **ddp_device.cases,

@@ -8,8 +8,8 @@ from workers import outer
 
 
 @pytest.mark.parametrize("case", outer.cases)
-def test_outer(ddp2: CaseJob, case: str) -> None:
-    ddp2.check(case)
+def test_outer(ddp2_horovod: CaseJob, case: str) -> None:
+    ddp2_horovod.check(case)
 
 
 @pytest.mark.parametrize("case", outer.four)

@@ -28,6 +28,11 @@ def test_trainers(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
 
 
+@pytest.mark.parametrize("case", trainers.with_horovod)
+def test_with_horovod(ddp2_horovod: CaseJob, case: str) -> None:
+    ddp2_horovod.check(case)
+
+
 @pytest.mark.parametrize("case", trainers.three)
 def test_trainers_on_three_ranks(ddp3: CaseJob, case: str) -> None:
     ddp3.check(case)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from torch import nn
 from workers import harness
 from workers.ddp_model import join
 from workers.harness import Cases, check_equal, optimizer, refused
+from workers.ranks import Compression, hvd
 
 from gradcomp import ConfigError
-from horovod_compressors.torch import Compression
 from support.pipelines import configured
 from torch_compressors import GossipDataParallel
 
 cases = Cases()
+with_horovod = Cases()
+"""Those that need Horovod's ranks."""
 
 
-@cases
+@with_horovod
 def compile_with_horovod() -> None:
     """The averages and states of an eager model: rules and random numbers depend on names."""
     rule = {"match": {"name": "last.weight"}, "use": "residual|randomk(k=300)"}

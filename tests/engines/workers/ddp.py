@@ -30,6 +30,8 @@ from torch_compressors.fsdp import fsdp_hook
 from torch_compressors.gloo.engine import GlooEngine
 
 cases = Cases()
+with_horovod = Cases()
+"""Those that need Horovod's ranks."""
 three = Cases()
 """Cases that test more on three ranks than on two."""
 four = Cases()
@@ -86,7 +88,7 @@ def ddp_replicas() -> Any:
     return replicas_of_ddp(12 if hvd.size() == 2 else 4)
 
 
-@cases
+@with_horovod
 @three
 def as_horovod() -> None:
     """The same parameters after many steps, to the last bit."""
@@ -406,7 +408,7 @@ def averages_over_senders() -> None:
     )  # fmt: skip
 
 
-@cases
+@with_horovod
 @three
 def what_is_refused() -> None:
     """Refusals on every rank, before a gradient is sent."""
@@ -476,7 +478,7 @@ def models_that_drift_apart() -> None:
     )
 
 
-@cases
+@with_horovod
 def policy() -> None:
     """The policy auto: all ranks decide alike."""
     from workers import policy as horovod_policy
@@ -495,7 +497,7 @@ def policy() -> None:
     assert not training.state.stats.decisions
 
 
-@cases
+@with_horovod
 def policy_looks_again() -> None:
     """Steps of another length are measured anew, on all ranks at once."""
     from workers import policy as horovod_policy
@@ -605,12 +607,12 @@ def accumulation_of_ddp() -> None:
     mixed_precision.accumulation_job("ddp")
 
 
-@cases
+@with_horovod
 def accumulation_of_horovod() -> None:
     mixed_precision.accumulation_job("horovod")
 
 
-@cases
+@with_horovod
 def mixed_precision_of_horovod() -> None:
     """The same with Horovod's stock recipe."""
     mixed_precision.horovod_job()

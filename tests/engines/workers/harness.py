@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from workers.ranks import Compression, hvd
+from workers.ranks import hvd
 from workers.runner import Cases, refused, run
 
 from gradcomp import Loopback
@@ -200,8 +200,8 @@ class TopK:
 def wait_with_pauses() -> None:
     """Let ``hvd.allgather``, ``hvd.barrier`` and the like pause between polls; stock ones spin, and take the
     processors from the ranks that they wait for."""
-    if Compression is None:
-        return  # without Horovod, PyTorch's own Gloo waits
+    if not hasattr(hvd, "mpi_ops"):
+        return  # PyTorch's own Gloo waits
     stock = hvd.mpi_ops.synchronize
 
     def synchronize(handle: int) -> Any:

@@ -1,14 +1,16 @@
-"""Horovod and its compression, for cases of which some run without Horovod: then ``hvd`` is what they need of it."""
+"""The ranks of a job, for cases that run under Horovod and under torchrun: ``hvd`` is what they need of either; and
+Horovod's compression, where Horovod is installed."""
 
+import os
 from importlib.util import find_spec
 
 __all__ = ["Compression", "hvd"]
 
+Compression = None
 if find_spec("horovod"):
-    import horovod.torch as hvd
-
     from horovod_compressors.torch import Compression
-else:
-    from workers import torch_ranks as hvd
 
-    Compression = None
+if Compression is None or "TORCHELASTIC_RUN_ID" in os.environ:
+    from workers import torch_ranks as hvd
+else:
+    import horovod.torch as hvd

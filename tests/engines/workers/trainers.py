@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -16,14 +15,16 @@ from torch.optim.swa_utils import AveragedModel
 from workers import harness
 from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
+from workers.ranks import Compression, hvd
 
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import ProtocolError, StateError
-from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
 from torch_compressors import DGCSGD, DDPCompression, ddp_hook
 
 cases = Cases()
+with_horovod = Cases()
+"""Those that need Horovod's ranks."""
 three = Cases()
 """Cases that test more on three ranks than on two."""
 
@@ -150,7 +151,7 @@ def _hooked(state: DDPCompression) -> tuple[DDPCompression, Any]:
     return state, hook
 
 
-@cases
+@with_horovod
 def copies_of_horovods_compression() -> None:
     """With the parameters, as in a script's own copy of its training; PyTorch's copy of the stock
     optimizer has no compression at all."""
