@@ -65,6 +65,7 @@ def test_terminated_lab_leaves_nothing(tmp_path: Path) -> None:
     assert "gradcomp" not in hosts.stdout
 
 
+@pytest.mark.full
 def test_quick(tmp_path: Path) -> None:
     benchmark = str(HERE.parents[1] / "benchmarks/e2e")
     done = subprocess.run(

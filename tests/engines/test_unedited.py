@@ -29,9 +29,8 @@ BYTEPS_SCRIPT = WORKERS / "stock_byteps_script.py"
 @pytest.fixture(scope="module")
 def ddp() -> Finished:
     """The script for torchrun on two ranks."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launcher = ["-m", "torch_compressors.run", "--compression", SPEC, DDP_SCRIPT]
-    finished = run([*torchrun, *launcher, "--config", "not ours"])
+    finished = run([*launcher, "--config", "not ours"], 2, "torchrun")
     assert finished.status == 0, finished.output
     return finished
 
@@ -99,9 +98,8 @@ def test_specs_that_need_the_optimizer(
 @pytest.fixture(scope="module")
 def outer_jobs() -> dict[str, Any]:
     """Parts of a script on two ranks, which average after every third step."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launcher = ["-m", "torch_compressors.run", "--compression", "residual|int8", "--outer", "3"]
-    finished = run([*torchrun, *launcher, LOCAL_SCRIPT])
+    finished = run([*launcher, LOCAL_SCRIPT], 2, "torchrun")
     assert finished.status == 0, finished.output
     said = "of 6 parameters compresses every 3 steps, as OuterStep does, with residual"
     assert said in finished.output
