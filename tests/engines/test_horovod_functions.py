@@ -31,6 +31,7 @@ def test_horovod_run() -> None:
     check_example(run(["-W", "error", example, "--epochs", "4"], environment=PATHS))
 
 
+@pytest.mark.full
 def test_ray() -> None:
     example = ROOT / "examples/ray_horovod_digits.py"
     check_example(run([example, "--epochs", "4"], environment=RAY))

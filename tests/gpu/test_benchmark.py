@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpu.processes import ROOT, run
 from gpulab.report import bits_equal, verdict
 from gpulab.steps import _backend
@@ -39,6 +41,7 @@ def test_a_wrong_part_is_refused() -> None:
     assert "got 'speed'; there are bits, speeds, steps" in done.stderr
 
 
+@pytest.mark.full
 def test_its_parts_for_a_gpu_work_on_cpu_tensors(tmp_path: Path) -> None:
     done = run("benchmarked.py", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

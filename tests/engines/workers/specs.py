@@ -13,7 +13,10 @@ from support.pipelines import configured, rules_of
 from support.scope import by_scope
 
 STEPS = by_scope(25, 100)
-"""Steps of jobs on Horovod."""
+"""Steps of two ranks of Horovod."""
+
+FEW_STEPS = by_scope(12, 100)
+"""Steps of three ranks, and of TensorFlow."""
 
 _CODECS = [stage.example for stage in spec.stages() if stage.kind == "codec"]
 _MEMORIES = [

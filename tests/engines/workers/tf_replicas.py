@@ -8,7 +8,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from workers.runner import Cases
-from workers.specs import SHAPES, SPECS, STEPS, config, normal
+from workers.specs import FEW_STEPS, SHAPES, SPECS, config, normal
 from workers.tf_harness import averages_of
 
 from gradcomp import Loopback
@@ -52,7 +52,7 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
     loopback = Loopback(rules, size) if rank == 0 else None
     differences: dict[str, list[int]] = {name: [] for name in shapes}
     now = np.zeros(sum(sizes), np.float32)
-    for step in range(STEPS):
+    for step in range(FEW_STEPS):
         # The gradient of a squared distance to the rank's own target, with noise.
         of_ranks = [now - targets[r] + normal(now.size, r, step) for r in range(size)]
         found = average(tf.constant(of_ranks[rank])).numpy()
