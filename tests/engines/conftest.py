@@ -60,10 +60,17 @@ def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob)
 
 
 @pytest.fixture(scope="session")
+def torchrun2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Two ranks of torchrun, which cannot import Horovod: the cases of `ddp` and `fsdp`."""
+    folder, harness = tmp_path_factory.mktemp("torchrun2"), ["-m", "workers.torch_alone"]
+    return run_cases(["torch_alone"], 2, "torchrun", folder, shared, harness)
+
+
+@pytest.fixture(scope="session")
 def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of torchrun."""
-    modules = ["ddp", "ddp_device", "ddp_thread", "trainers", "fsdp", "fsdp_features"]
-    modules += ["fsdp_between", "compiled", "ddp_features"]
+    modules = ["ddp_device", "ddp_thread", "ddp_features", "compiled", "trainers"]
+    modules += ["fsdp_features", "fsdp_between"]
     return run_cases(modules, 2, "torchrun", tmp_path_factory.mktemp("ddp2"), shared)
 
 

@@ -6,11 +6,10 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launch import HERE
+from launch import LAUNCHERS
 
 from gradcomp import load_config
 from gradcomp.tools.model_shapes import model_shapes
@@ -19,19 +18,14 @@ from support.forks import python
 ADVISE = ["gradcomp", "advise", "resnet20", "--measure", "--spec", "fp16", "--json"]
 ADVISE += ["--compute", "5", "--config", "config.yaml", "--save", "prior.yaml"]
 CONFIG = "version: 1\ncompress: {default: residual|sign, policy: auto}\n"
-JOBS = {
-    "horovod": [
-        *(sys.executable, str(HERE / "horovodrun.py"), "-np", "2", "--gloo"),
-    ],
-    "torch": [sys.executable, str(HERE / "torchrun.py"), "--nproc-per-node=2", "--no-python"],
-}
+LAUNCHED = {"horovod": "gloo", "torch": "torchrun"}
 
 
 @pytest.mark.parametrize("engine", [pytest.param("horovod", marks=pytest.mark.full), "torch"])
 def test_measured_links(engine: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     done = subprocess.run(
-        [*JOBS[engine], *python(), "-m", *ADVISE],
+        [*LAUNCHERS[LAUNCHED[engine]](2), *python(), "-m", *ADVISE],
         capture_output=True,
         text=True,
         timeout=500,

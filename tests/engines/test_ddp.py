@@ -12,8 +12,8 @@ from workers.replicas import SPECS
 
 
 @pytest.mark.parametrize("case", ddp.cases)
-def test_ddp(ddp2: CaseJob, case: str) -> None:
-    ddp2.check(case)
+def test_ddp(torchrun2: CaseJob, case: str) -> None:
+    torchrun2.check(case)
 
 
 @pytest.mark.parametrize("case", {**ddp.with_horovod, **compiled.with_horovod})
@@ -45,7 +45,7 @@ def test_ddp_on_four_ranks(ddp4: CaseJob, case: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", ["ddp2", "ddp3"])
+@pytest.mark.parametrize("name", ["torchrun2", "ddp3"])
 def test_replicas(name: str, spec: str, request: pytest.FixtureRequest) -> None:
     job: CaseJob = request.getfixturevalue(name)
     of_ranks = [values[spec] for values in job.check("ddp_replicas")]

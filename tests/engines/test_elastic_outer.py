@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from support.forks import python
 
 LIMIT = 180.0
+WORKER = ("-W", "error", "-m", "workers.elastic_outer")
 Row = dict[str, Any]
 
 
@@ -36,14 +37,7 @@ class Job:
         arguments = [self._store.port, name, self._folder / name, self._spec]
         with (self._folder / f"{name}.err").open("ab") as errors:
             self.processes[name] = subprocess.Popen(
-                [
-                    *python(),
-                    "-W",
-                    "error",
-                    "-m",
-                    "workers.elastic_outer",
-                    *map(str, arguments),
-                ],
+                [*python(), *WORKER, *map(str, arguments)],
                 # Equal digests in all processes.
                 env={**os.environ, **ENVIRONMENT, "PYTHONHASHSEED": "0"},
                 stderr=errors,

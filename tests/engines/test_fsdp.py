@@ -8,8 +8,8 @@ from workers import fsdp, fsdp_between, fsdp_features
 
 
 @pytest.mark.parametrize("case", fsdp.cases)
-def test_fsdp(ddp2: CaseJob, case: str) -> None:
-    ddp2.check(case)
+def test_fsdp(torchrun2: CaseJob, case: str) -> None:
+    torchrun2.check(case)
 
 
 @pytest.mark.parametrize("case", fsdp_features.cases)

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from launch import CaseJob, run_cases
+from launch import CaseJob
 from workers import torch_alone
-
-
-@pytest.fixture(scope="module")
-def torchrun2(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
-    """Two ranks of torchrun."""
-    folder, shared = (tmp_path_factory.mktemp(name) for name in ("torchrun2", "shared-torchrun2"))
-    harness = ["-m", "workers.torch_alone"]
-    return run_cases(["torch_alone"], 2, "torchrun", folder, shared, harness)
 
 
 @pytest.mark.parametrize("case", torch_alone.cases)

@@ -167,11 +167,11 @@ def test_gossip(tmp_path):
     output = tmp_path / "run"
     args = ["--engine", "torch", "--config", "configs/gossip/choco-sign.yaml", "--topology", "full"]
     results = []
-    for ranks, launcher in (*([(2, {})] if FULL else ()), (2, {"launcher": "torchrun"}), (0, {})):
+    for ranks, launcher in (*([(2, "gloo")] if FULL else ()), (2, "torchrun"), (0, None)):
         resume = ["--resume"] if results else []
         settings = ["train.schedule=constant", f"train.epochs={len(results) + 1}"]
         job = arguments(*args, *resume, output=output, settings=settings)
-        status, text = finish(start(ranks, job, **launcher))
+        status, text = finish(start(ranks, job, launcher=launcher))
         assert status == 0, text
         assert "gossip: choco" in text
         results.append(summary(output))

@@ -26,8 +26,7 @@ def run(script: str, *arguments: str, first: Path = ROOT) -> subprocess.Complete
     environment.pop("TRITON_INTERPRET", None)
     if first != ROOT:
         environment["GRADCOMP_TESTS"] = "default"
-    # The script's own directory would come before all others.
-    # Not with Triton, which reads its settings when it is imported.
+    # Without Triton, which reads its settings when it is imported. -P: the script's own directory would come first.
     command = [*python(("torch",)), "-W", "error", "-P", str(HERE / script), *arguments]
     return subprocess.run(
         command, env=environment, cwd=ROOT, text=True, capture_output=True, timeout=500, check=False

@@ -18,7 +18,7 @@ _LONGEST = 15
 _BUDGETS = {
     "tests/codecs": 300,
     "tests/config": 20,
-    "tests/engines": 1500,
+    "tests/engines": 1300,
     "tests/exchange": 40,
     "tests/golden": 40,
     "tests/gossip": 35,
@@ -26,9 +26,9 @@ _BUDGETS = {
     "tests/rules": 40,
     "tests/runtime": 40,
     "tests/scripts": 60,
-    "tests/tools": 160,
+    "tests/tools": 100,
 }
-"""Seconds of each part in scripts/test, with three processes on two processors; 14 minutes together."""
+"""Seconds of each part in scripts/test, with three processes on two processors."""
 
 
 class Durations:

@@ -50,7 +50,6 @@ def python(imported: tuple[str, ...] = TORCH) -> tuple[str, ...]:
         its_input, _ = os.pipe()
         server = subprocess.Popen(
             [sys.executable, str(HERE / "server.py"), str(listener.fileno()), *imported],
-            bufsize=-1,
             env={**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"},
             stdin=its_input,
             stdout=subprocess.PIPE,

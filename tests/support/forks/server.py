@@ -1,7 +1,8 @@
 """A process that imports frameworks once, and forks: its forks run programs that import them at once.
 
 ``python server.py SOCKET MODULES`` imports the modules, and ends when its standard input does. SOCKET is the
-descriptor of a listening socket, where ``client.py`` asks for forks.
+descriptor of a listening socket, where ``client.py`` asks for forks. What Python reads when it starts, such as
+PYTHONHASHSEED and PYTHONWARNINGS, is the server's in all forks.
 """
 
 import importlib
