@@ -45,7 +45,7 @@ def gather(data: bytes, purpose: str, most: int = MAX_GATHERED) -> list[bytes]:
         return [data]
     # Servers answer pulls from memory that the next push of a name overwrites. That next push
     # follows a sum under another name, to which workers come only after their pull.
-    lengths = torch.zeros(bps.size(), dtype=torch.int64)
+    lengths = torch.zeros(bps.size(), dtype=torch.int64, device="cpu")
     lengths[bps.rank()] = len(data)
     _sum(lengths, "gradcomp.gather.lengths", purpose)
     longest = int(lengths.max())
@@ -57,7 +57,7 @@ def gather(data: bytes, purpose: str, most: int = MAX_GATHERED) -> list[bytes]:
     room = _ROOM
     while room < longest:
         room *= 2
-    table = torch.zeros(bps.size(), room, dtype=torch.uint8)
+    table = torch.zeros(bps.size(), room, dtype=torch.uint8, device="cpu")
     if data:
         table[bps.rank(), : len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     _sum(table, f"gradcomp.gather.{room}", purpose)

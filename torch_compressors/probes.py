@@ -22,7 +22,7 @@ def distributed() -> str:
         raise NotBuiltError("torch was built without Gloo")
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        tensor = torch.ones(3)
+        tensor = torch.ones(3, dtype=torch.float32, device="cpu")
         dist.all_reduce(tensor)
         dist.destroy_process_group()
     if float(tensor.sum()) != 3:

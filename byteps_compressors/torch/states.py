@@ -53,7 +53,9 @@ class States:
             state["rounds"][name] = now.steps
             state["loss_scale"] = now.loss_scale
             if now.lr:
-                state["residual_lr"][name] = torch.tensor([now.lr])
+                state["residual_lr"][name] = torch.tensor(
+                    [now.lr], dtype=torch.float32, device="cpu"
+                )
             for kind in ("residual", "momentum"):
                 array = None if now.fresh and kind == "momentum" else tensor.array(kind)
                 if array is not None:
@@ -140,7 +142,7 @@ class States:
 
     def _push_pull(self, name: str) -> Callable[[], None]:
         """Return a function that pushes and pulls zeros under the name of this gradient."""
-        values = torch.zeros(self._tensors[name].numel, dtype=self._fed_back[name])
+        values = torch.zeros(self._tensors[name].numel, dtype=self._fed_back[name], device="cpu")
 
         def push_pull() -> None:
             ops.synchronize(

@@ -147,7 +147,7 @@ def lay_out(
         return Layout(rows, [programs], None)
     rotations = Rotations(counts)
     elements = rotations.rests << rotations.log2
-    scratch = torch.empty(int(elements.sum()), device=accs[0].device)
+    scratch = torch.empty(int(elements.sum()), dtype=torch.float32, device=accs[0].device)
     rows[:, kernels.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
     rows[:, kernels.LOG2.value] = rotations.log2
     rows[:, kernels.FACTOR.value] = rotations.factors

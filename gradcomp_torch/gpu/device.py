@@ -71,7 +71,7 @@ class TorchDevice:
 
     def zeros(self, numel: int) -> Any:
         """A new flat array."""
-        return self._shared(torch.zeros(numel, device=self._device))
+        return self._shared(torch.zeros(numel, dtype=torch.float32, device=self._device))
 
     def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         """Launch one encoder for each codec and kind of error feedback.
@@ -177,7 +177,7 @@ class TorchDevice:
         sizes = [work.out.size for work in matrices]
         with self._staging.beside(tensors, computed) as staged:
             factors = self._factors([work.factor for work in matrices])
-            products = torch.empty(sum(sizes), device=self._device)
+            products = torch.empty(sum(sizes), dtype=torch.float32, device=self._device)
             parts = torch.split(products, sizes)
             low_rank.take_up(matrices)
             for work, factor, part in zip(matrices, factors, parts, strict=True):

@@ -51,10 +51,10 @@ class FactorExchange:
         self._sizes = [rank * (cols if left else rows) for rows, cols, rank, left in kinds]
         self._begins = np.cumsum(self._sizes) - self._sizes
         total = sum(self._sizes)
-        self.products = torch.zeros(total, device=device)
+        self.products = torch.zeros(total, dtype=torch.float32, device=device)
         dtype = torch.float16 if half else torch.float32
         self.sent = torch.zeros(total, dtype=dtype, device=device)
-        self._widened = torch.zeros(total if half else 0, device=device)
+        self._widened = torch.zeros(total if half else 0, dtype=torch.float32, device=device)
         self._wide = torch.zeros(sum(given), dtype=torch.float64, device=device)
         self._unsafe = torch.zeros(len(kinds), dtype=torch.int32, device=device)
         self._factors = Rows(len(kinds), kernels.FACTOR_FIELDS.value, device)

@@ -266,7 +266,9 @@ class Compression(TensorControls, BaseCompression):
             assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
             return to_device(torch.from_numpy(request.array), tensor.device), context
         self._collect(collector, resolved, tensor, context)
-        token = torch.ones(1, device="cpu" if self._host_tokens else tensor.device)
+        token = torch.ones(
+            1, dtype=torch.float32, device="cpu" if self._host_tokens else tensor.device
+        )
         self.stats.count("token", token.nbytes)
         return token, context
 

@@ -61,7 +61,9 @@ class HorovodEngine:
             if self._followers is None:
                 return None
             return request, hvd.allreduce_async(
-                torch.zeros(1), name=name, process_set=self._followers
+                torch.zeros(1, dtype=torch.float32, device="cpu"),
+                name=name,
+                process_set=self._followers,
             )
         message = message_of(request)
         if message is not None:
@@ -77,7 +79,7 @@ class HorovodEngine:
             data = torch.from_numpy(request.data)
             handle = hvd.allgather_async(data, name=name, process_set=process_set)
         elif isinstance(request, AllToAll):
-            splits = torch.tensor(request.splits, dtype=torch.int32)
+            splits = torch.tensor(request.splits, dtype=torch.int32, device="cpu")
             data, output = torch.from_numpy(request.data), self._memory(request.name)
             handle = hvd.mpi_ops._alltoall_async(
                 data, splits, output, splits.new(), name, process_set
@@ -129,7 +131,7 @@ class HorovodEngine:
         key = f"{request.kind} {request.name}"
         output = self._on_devices.setdefault(key, message.data.new_empty(0))
         if isinstance(request, AllToAll):
-            splits = torch.tensor(request.splits, dtype=torch.int32)
+            splits = torch.tensor(request.splits, dtype=torch.int32, device="cpu")
             handle = hvd.mpi_ops._alltoall_async(
                 message.data, splits, output, splits.new(), name, process_set
             )
@@ -142,7 +144,7 @@ class HorovodEngine:
         kept = self._replies.pop(name, None)
         if kept is not None and kept[1]() is None:
             return kept[0]
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def _bytes(self, name: str, reply: torch.Tensor) -> ByteArray:
         """A reply as an array, and its memory kept for `_memory` if it is large."""

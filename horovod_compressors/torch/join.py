@@ -53,7 +53,7 @@ class Attendance:
     def _start(self, present: float, rates: list[float]) -> int:
         # The maximum keeps the bits of rates, which are equal on all ranks with data.
         number: int = hvd.allreduce_async(
-            torch.tensor([present, *rates], dtype=torch.float64),
+            torch.tensor([present, *rates], dtype=torch.float64, device="cpu"),
             name=f"gradcomp.attendance.{self._process_set.process_set_id}",
             op=hvd.Max,
             process_set=self._process_set,

@@ -145,7 +145,7 @@ class _DirectEngine:
         ranks = self._group.size()
         if isinstance(request, AllReduce):
             # In the message's own dtype, as the loopback does.
-            reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype)
+            reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype, device="cpu")
             return DeviceMessage(reply, message.staging)
         return message.replies(reply, ranks)
 

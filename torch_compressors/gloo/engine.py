@@ -151,5 +151,5 @@ def _disconnect(group: dist.ProcessGroup) -> None:
     """
     for peer in set(range(group.size())) - {group.rank()}:
         with suppress(RuntimeError):
-            unused = torch.empty(1, dtype=torch.uint8)
+            unused = torch.empty(1, dtype=torch.uint8, device="cpu")
             group.recv([unused], peer, NEVER_SENT).wait(timedelta(milliseconds=1))

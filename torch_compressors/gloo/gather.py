@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -31,7 +32,7 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[by
     on_gpu = dist.get_backend(group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
-    _gather(lengths, torch.tensor([len(data)], device=device), group)
+    _gather(lengths, torch.tensor([len(data)], dtype=torch.int64, device=device), group)
     sizes = [int(length) for length in lengths]
     for rank, length in enumerate(sizes):
         if not 0 <= length <= MAX_GATHERED:
@@ -42,7 +43,7 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[by
     longest = max(sizes)
     if longest == 0:
         return [b""] * size
-    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
     padded[: len(data)] = _tensor_of(data)
     texts = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
     _gather(texts, padded.to(device), group)
@@ -52,8 +53,8 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[by
 
 
 def _tensor_of(data: bytes) -> torch.Tensor:
-    """The bytes as a tensor; `torch.frombuffer` refuses none."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+    """The bytes as a tensor, also if there are none, which `torch.frombuffer` refuses."""
+    return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
 
 
 def _gather(out: list[torch.Tensor], mine: torch.Tensor, group: dist.ProcessGroup | None) -> None:
@@ -119,7 +120,7 @@ def bytes_on_first(data: bytes, group: dist.ProcessGroup) -> list[torch.Tensor]:
     if group.rank() > 0:
         dist.send(mine, group=group, group_dst=0)
         return []
-    of_ranks = [mine, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
+    of_ranks = [mine, *(torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes[1:])]
     for rank, received in enumerate(of_ranks[1:], 1):
         dist.recv(received, group=group, group_src=rank)
     return of_ranks

@@ -208,7 +208,7 @@ class GroupMessages:
         end = message.head_bytes + sum(sizes)
         total = end + _MARK_BYTES
         if total > data.size:
-            rest = torch.empty(total - data.size, dtype=torch.uint8)
+            rest = torch.empty(total - data.size, dtype=torch.uint8, device="cpu")
             with self._answered(message, peer):
                 self._group.recv([rest], peer, _REST).wait()
             data = np.concatenate([data, rest.numpy()])

@@ -29,7 +29,7 @@ class FusedSum:
     nbytes: int = 0
     alone: bool = False
     ranks: int = 0
-    together: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    together: torch.Tensor = field(init=False)  # made by `launch`
     work: dist.Work | None = None
     answered: Callable[[str], AbstractContextManager[None]] | None = None
 
@@ -70,7 +70,7 @@ class FusedSum:
             with self.answered(self.first):
                 self.work.wait()
             # In the arrays' own dtype, as the loopback does.
-            self.together *= torch.tensor(1.0 / self.ranks, dtype=self.together.dtype)
+            self.together *= torch.tensor(1.0 / self.ranks, dtype=self.together.dtype, device="cpu")
             self.ranks = 0
         shape = summand.request.array.shape
         flat = self.together[summand.begin : summand.begin + summand.request.array.size]

@@ -69,7 +69,10 @@ def module_tensors(module: nn.Module, state: Any) -> dict[str, torch.Tensor]:
 def average_of(models: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The mean of floating tensors, formed in float64; other tensors are those of the first model."""
     return {
-        name: sum((model[name].double() for model in models), torch.zeros(()))
+        name: sum(
+            (model[name].double() for model in models),
+            torch.zeros((), dtype=torch.float64, device="cpu"),
+        )
         .div(len(models))
         .to(first.dtype)
         if first.is_floating_point()

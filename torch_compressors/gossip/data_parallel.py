@@ -237,7 +237,7 @@ class GossipDataParallel(DecentralizedModule):
             x = self._serve(x)
         self._compare("synchronize()")
         # With bounded staleness ranks may be some rounds apart.
-        begun = torch.tensor([self._begun])
+        begun = torch.tensor([self._begun], dtype=torch.int64, device="cpu")
         with naming_the_lost("synchronize()"):
             dist.all_reduce(begun, dist.ReduceOp.MAX, self._control)
         x = self._finished(x)

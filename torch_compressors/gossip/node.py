@@ -79,10 +79,14 @@ class NodeRanks:
             return
         trained = [p for p in parameters if p.requires_grad]
         parts = [
-            torch.zeros(p.numel()) if p.grad is None else p.grad.reshape(-1).float().cpu()
+            torch.zeros(p.numel(), dtype=torch.float32, device="cpu")
+            if p.grad is None
+            else p.grad.reshape(-1).float().cpu()
             for p in trained
         ]
-        present = torch.tensor([float(p.grad is not None) for p in trained])
+        present = torch.tensor(
+            [float(p.grad is not None) for p in trained], dtype=torch.float32, device="cpu"
+        )
         flat = torch.cat([*parts, present])
         self._count(flat.nbytes)
         with naming_the_lost(self._where):

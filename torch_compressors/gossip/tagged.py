@@ -26,7 +26,7 @@ def tagged(data: ByteArray, exchange: str) -> torch.Tensor:
 
 def buffer_for(nbytes: int) -> torch.Tensor:
     """Memory for a message of ``nbytes`` of data."""
-    return torch.empty(nbytes + _MARK_BYTES, dtype=torch.uint8)
+    return torch.empty(nbytes + _MARK_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def opened(message: torch.Tensor, exchange: str, sender: int) -> ByteArray:

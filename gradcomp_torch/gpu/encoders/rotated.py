@@ -37,7 +37,7 @@ class RotatedUniform(Dense):
         self.rests = divide(rotations.rests, 1, device)
         self.of_groups = divide(groups, 1, device)
         rooms = [-(-n // VECTOR_BYTES) * VECTOR_BYTES for n in sizes]
-        self.rotated = torch.zeros(sum(rooms), device=device)
+        self.rotated = torch.zeros(sum(rooms), dtype=torch.float32, device=device)
         begins = np.cumsum(rooms) - rooms
         rows = self.bucket.rows
         rows[:, field.LOG2.value] = rotations.log2

@@ -47,7 +47,7 @@ class SampledTopK(TopK):
             guess_of(n, k) for n, k in zip(sizes, wanted.tolist(), strict=True)
         ]
         elements = np.where(strides > 0, -(-np.array(sizes) // np.maximum(strides, 1)), 0)
-        self.elements = torch.zeros(int(elements.sum()), device=device)
+        self.elements = torch.zeros(int(elements.sum()), dtype=torch.float32, device=device)
         self.sampled = divide(elements, tiling.TILE, device)
         lower = number(params, "lower_bound")
         rows = np.zeros_like(self.bucket.rows)

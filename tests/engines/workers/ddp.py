@@ -128,6 +128,17 @@ def buckets_and_views() -> None:
 
 
 @cases
+def other_defaults_of_torch() -> None:
+    """Scripts set a default dtype or device for their model; helper tensors of the exchange keep theirs."""
+    with harness.defaults(torch.bfloat16, "cpu"):
+        training = Training(mixed(), MIXED, bucket_mb=0.05)
+    loopback = Loopback(mixed(), hvd.size())
+    for step, device in enumerate(("cpu", "cpu", "meta")):  # DDP's own first two make tensors
+        with harness.defaults(torch.bfloat16, device):
+            training.check_steps(loopback, range(step, step + 1))
+
+
+@cases
 @three
 def exchanges() -> None:
     """The exchanges sra and sparse_allreduce, as in the loopback."""

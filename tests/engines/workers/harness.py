@@ -9,6 +9,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "check_equal",
     "check_same_on_all_ranks",
     "check_step",
+    "defaults",
     "gradients",
     "optimizer",
     "parameters",
@@ -98,7 +100,7 @@ def averages(
 
 def check_equal(actual: torch.Tensor, expected: Any, label: str = "") -> None:
     """Check that both are equal to the last bit, NaN included."""
-    wanted = torch.as_tensor(expected)
+    wanted = torch.as_tensor(expected, device="cpu")
     assert actual.dtype == wanted.dtype, f"{label}: {actual.dtype} instead of {wanted.dtype}"
     torch.testing.assert_close(
         actual, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{label}: {text}"
@@ -121,6 +123,18 @@ def check_step(
     for name, average in found.items():
         check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
     return found
+
+
+@contextmanager
+def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
+    """A context with another default dtype and default device of torch."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def check_same_on_all_ranks(tensor: torch.Tensor, label: str = "") -> None:

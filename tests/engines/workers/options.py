@@ -26,6 +26,7 @@ from workers.harness import (
     check_equal,
     check_same_on_all_ranks,
     check_step,
+    defaults,
     gradients,
     optimizer,
     parameters,
@@ -325,6 +326,26 @@ def dtypes() -> None:
                     rounded = [grad.to(torch.float32) for grad in grads]
                     wanted = torch.from_numpy(loopback.step({name: rounded})[name][0]).to(dtype)
                 check_equal(result[name], wanted, f"{spec}, {dtype}")
+
+
+@cases
+def other_defaults_of_torch() -> None:
+    """Scripts set a default dtype or device for their model; helper tensors of the exchange keep theirs."""
+    for spec in ("identity", "residual|topk(k=100,values=fp32)", "powersgd(rank=2,start_step=0)"):
+        found = []
+        for dtype, device in (
+            (torch.float32, "cpu"),
+            (torch.bfloat16, "meta"),
+            (torch.float64, "cpu"),
+        ):
+            params = {"weight": torch.nn.Parameter(torch.zeros(MATRIX))}
+            opt = optimizer(params, Compression(config_of(spec), params.items()))
+            with defaults(dtype, device):
+                found += [
+                    averages(opt, params, gradients(params, step))["weight"] for step in (0, 1)
+                ]
+        for average, wanted in zip(found, found[:2] * 3, strict=True):
+            check_equal(average, wanted, spec)
 
 
 @cases
