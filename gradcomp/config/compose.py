@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import reprlib
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +26,18 @@ KeyPath = tuple[object, ...]
 VERSION = 1
 """The only configuration version this release reads."""
 
-MAX_BYTES = 2**20
+# Any text within these limits is read or refused in less than a second.
+MAX_BYTES = 2**18
 """Size limit of a file."""
 
-MAX_NODES = 100_000
+MAX_NODES = 20_000
 """Limit of the values in one file or override; an alias counts as the values it stands for."""
+
+MAX_DEPTH = 64
+"""Limit of nested mappings and lists, and of the parts of an override's key."""
+
+MAX_CHARACTERS = 10_000
+"""Size limit of a scalar."""
 
 MAX_INT_BITS = 4096
 """Size limit of an integer: the largest that are valid have 64 bits."""
@@ -80,10 +87,6 @@ def compose(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Compo
             origins.update((path, source) for path, _ in _leaves(layer))
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
-        except RecursionError:
-            raise ConfigError(
-                f"{source}: nested too deeply, or an alias refers to itself; write the values out"
-            ) from None
     return Composed(mapping, tuple(source for source, _ in layers), origins)
 
 
@@ -116,8 +119,14 @@ def format_path(path: KeyPath) -> str:
         if isinstance(part, int) and not isinstance(part, bool):
             text += f"[{part}]"
         else:
-            text += f".{part}" if text else str(part)
+            key = str(part)
+            if len(key) > _LONGEST_KEY or not key.isprintable():
+                key = reprlib.repr(key)
+            text += f".{key}" if text else key
     return text
+
+
+_LONGEST_KEY = 60
 
 
 def _leaves(mapping: Mapping[Any, Any], at: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
@@ -128,14 +137,23 @@ def _leaves(mapping: Mapping[Any, Any], at: KeyPath = ()) -> Iterator[tuple[KeyP
             yield (*at, key), value
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses repeated keys, malformed scalars and too many values.
+_WITHOUT_VALUE = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
+"""Tags of the keys << and =, which SafeLoader replaces before it makes values."""
 
-    Each refusal has a mark, so that errors name line and column.
-    """
+
+class _Refusal(yaml.MarkedYAMLError):
+    """A value that YAML allows and configurations do not; line and column say where it is."""
+
+    def __init__(self, mark: yaml.Mark, reason: str) -> None:
+        super().__init__(problem=reason, problem_mark=mark)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses repeated keys, malformed scalars, recursion and too large files."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
+        self._depth = 0
         self._nodes = 0
         self._nodes_in: dict[yaml.Node, int] = {}
 
@@ -143,21 +161,53 @@ class _Loader(yaml.SafeLoader):
         is_alias = self.check_event(yaml.AliasEvent)
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before = self._nodes
+        # Nested calls have made `_depth` larger; refused before the calls are too many.
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _Refusal(mark, f"nested more than {MAX_DEPTH} deep; write fewer levels")
         node = super().compose_node(parent, index)
+        self._depth -= 1
         if node is None:
             return None
-        # An alias inside its own anchor has no size yet; merge() refuses it.
-        self._nodes += self._nodes_in.get(node, 1) if is_alias else 1
+        if is_alias and node not in self._nodes_in:
+            raise _Refusal(
+                mark, "the *reference is inside the value that it stands for; write it out"
+            )
+        self._nodes += self._nodes_in[node] if is_alias else 1
         if self._nodes > MAX_NODES:
-            raise yaml.composer.ComposerError(
-                None,
-                None,
+            raise _Refusal(
+                mark,
                 f"more than {MAX_NODES:,} values, with every *reference written out; "
                 "write fewer values",
-                mark,
             )
         if not is_alias:
             self._nodes_in[node] = self._nodes - before
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if len(node.value) > MAX_CHARACTERS:
+            raise _Refusal(
+                node.start_mark,
+                f"a value of {len(node.value):,} characters; at most {MAX_CHARACTERS:,} are allowed",
+            )
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here, and not where values are made: merge keys then have changed the mapping.
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                name = key.tag if key.tag in _WITHOUT_VALUE else self.construct_object(key)
+                if not isinstance(name, Hashable):  # SafeLoader refuses it
+                    continue
+                if name in seen:
+                    raise _Refusal(
+                        key.start_mark,
+                        f"the key {reprlib.repr(key.value)} is repeated; remove one of the two",
+                    )
+                seen.add(name)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -166,27 +216,15 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
             # SafeLoader hands on any error of int(), datetime() and its own look-ups.
             kind = node.tag.rpartition(":")[2]
-            raise _refusal(
-                node, f"{reprlib.repr(node.value)} is not a valid {kind} ({error}); quote a text"
+            raise _Refusal(
+                node.start_mark,
+                f"{reprlib.repr(node.value)} is not a valid {kind} ({error}); quote a text",
             ) from None
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
-            raise _refusal(
-                node, f"an integer of more than {MAX_INT_BITS} bits; write a smaller one"
+            raise _Refusal(
+                node.start_mark, f"an integer of more than {MAX_INT_BITS} bits; write a smaller one"
             )
         return value
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise _refusal(key, f"the key {reprlib.repr(key.value)} is repeated")
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _refusal(node: yaml.Node, reason: str) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -232,6 +270,10 @@ def _read_override(text: str) -> dict[Any, Any]:
         raise ConfigError(
             f"override {text!r}: expected dotted.key=value, such as compress.default=fp16"
         )
+    if len(parts) > MAX_DEPTH:
+        raise ConfigError(
+            f"override {reprlib.repr(text)}: a key of {len(parts):,} parts; at most {MAX_DEPTH} are allowed"
+        )
     nested: Any = _parse(value, f"override {text!r}")
     for part in reversed(parts):
         nested = {part: nested}
@@ -246,13 +288,17 @@ def _parse(text: str, source: str) -> object:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         reason = "; ".join(part for part in (error.context, error.problem) if part)
-        snippet = mark.get_snippet() if mark else None
+        # The text around a refused value does not explain it.
+        snippet = mark.get_snippet() if mark and not isinstance(error, _Refusal) else None
         hint = 'quote a value that starts with "*" or "&"' if "alias" in reason else ""
-        raise ConfigError("\n".join(filter(None, [f"{where}: {reason}", snippet, hint]))) from None
+        lines = [f"{where}: {reason[:_LONGEST]}", snippet, hint]
+        raise ConfigError("\n".join(filter(None, lines))) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{source}: nested too deeply; write the values out") from None
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{source}: not YAML: {reason}; save the file as text") from None
+
+
+_LONGEST = 200  # characters of an error of YAML, which may quote a part of the file
 
 
 def _kind(value: object) -> str:

@@ -20,7 +20,14 @@ class StrictModel(BaseModel):
 
 
 def _expanded(value: object) -> object:
-    return Path(value).expanduser() if isinstance(value, str) and value else value
+    if not isinstance(value, str) or not value:
+        return value
+    if "\0" in value:
+        raise ValueError("no path holds a NUL character")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError("no such user") from error
 
 
 ExpandedPath = Annotated[Path | None, BeforeValidator(_expanded)]

@@ -15,6 +15,10 @@ from gradcomp.errors import ConfigError, SpecError
 __all__ = ["CombinationError", "config_error"]
 
 
+MOST_PROBLEMS = 20
+"""Lines of an error: more hide the first one."""
+
+
 class CombinationError(ValueError):
     """Values that are allowed, each by itself, and do not fit together; the text has them."""
 
@@ -39,11 +43,14 @@ def config_error(
         at: where in the configuration the validated value stands.
         reserved: known keys there that are not fields of the model.
     """
+    problems = error.errors(include_url=False)
     lines = []
-    for problem in error.errors(include_url=False):
+    for problem in problems[:MOST_PROBLEMS]:
         path = (*at, *problem["loc"])
         explained = _explain(problem, model_at, form, reserved)
         lines.append(f"{origin(path)}: {format_path(path)}: {explained}")
+    if len(problems) > MOST_PROBLEMS:
+        lines.append(f"and {len(problems) - MOST_PROBLEMS:,} more problems; correct these first")
     return ConfigError("\n".join(lines))
 
 

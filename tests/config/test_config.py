@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,12 @@ def test_a_file_needs_a_version_once(write: Any) -> None:
             ["compress.rules[0]: got 'fp16'; expected a list of {match: ..., use: ...}"],
         ),
         ("3: x", ["a.yaml: [3]: unknown key"]),
+        ('"a\\n\\e": 1', [r"a.yaml: 'a\n\x1b': unknown key"]),
+        (
+            "stats: {profile: ~nobody-here/x}",
+            ["stats.profile: got '~nobody-here/x' (no such user)"],
+        ),
+        ('stats: {profile: "a\\0b"}', [r"stats.profile: got 'a\x00b' (no path holds a NUL"]),
     ],
 )
 def test_errors_name_file_key_value_and_remedy(write: Any, text: str, parts: list[str]) -> None:
@@ -376,6 +383,10 @@ def test_a_repeated_key_is_refused(write: Any) -> None:
 
 
 def test_merge_keys_are_not_repeated_keys(write: Any) -> None:
+    # PyYAML writes merges into the mapping that it merges, here before it makes that mapping.
+    nested = "{z: {y: &b {<<: *base, lr: 2}}, c: {<<: *b}}"
+    text = f"{BASE}train: {{base: &base {{lr: 1}}, more: {nested}}}\n"
+    assert load_mapping(write(a=text))["train"]["more"] == {"z": {"y": {"lr": 2}}, "c": {"lr": 2}}
     text = BASE + "train: {base: &base {lr: 1}, big: {<<: *base, lr: 2}}\n"
     assert load_mapping(write(a=text))["train"]["big"] == {"lr": 2}
 
@@ -385,9 +396,14 @@ def test_merge_keys_are_not_repeated_keys(write: Any) -> None:
     [
         ("- 1\n", "a.yaml: got a list at the top; expected a mapping"),
         ("", "a.yaml: version: missing"),
-        ("compress: &x {default: *x}\n", "a.yaml: nested too deeply"),
-        ("train: " + "[" * 5000, "a.yaml: nested too deeply"),
+        ("compress: &x {default: *x}\n", "a.yaml:1:24: the *reference is inside the value that"),
+        ("train: &t [*t]\n", "a.yaml:1:12: the *reference is inside the value that it stands for"),
+        ("a: &a\n  <<: *a\n", "a.yaml:2:7: the *reference is inside the value"),
+        ("train: " + "[" * 5000, "a.yaml:1:71: nested more than 64 deep; write fewer levels"),
+        ("? " * 5000, "nested more than 64 deep"),
+        ("".join(" " * depth + "a:\n" for depth in range(500)), "nested more than 64 deep"),
         ("\0", "a.yaml: not YAML"),
+        ("!" * 5000, "a.yaml:1:1: could not determine a constructor for the tag"),
         ("!!python/object:os.system {}\n", "a.yaml:1:1: could not determine a constructor"),
         (
             "version: 1\nseed: 2026-13-45\n",
@@ -399,13 +415,41 @@ def test_merge_keys_are_not_repeated_keys(write: Any) -> None:
         ('seed: !!timestamp "abc"', "a.yaml:1:7: 'abc' is not a valid timestamp"),
         (f"seed: {'9' * 5000}", "a.yaml:1:7: '999"),
         (f"seed: 0x{'f' * 5000}", "a.yaml:1:7: an integer of more than 4096 bits"),
-        ("train: [" + "1," * 100_000 + "]", "more than 100,000 values, with every *reference"),
-        ("# " + "x" * 2**20, "a.yaml: has more than 1,048,576 bytes, the limit"),
+        ("train: [" + "1," * 20_000 + "]", "more than 20,000 values, with every *reference"),
+        ("# " + "x" * 2**18, "a.yaml: has more than 262,144 bytes, the limit"),
+        (
+            "seed: " + "1:" * 100_000 + "1",
+            "a.yaml:1:7: a value of 200,001 characters; at most 10,000",
+        ),
+        ("version: 1\n'version': 1\n", "a.yaml:2:1: the key 'version' is repeated; remove one"),
+        ("1: a\n0x1: b\n", "a.yaml:2:1: the key '0x1' is repeated; remove one"),
+        ("a: &a {x: 1}\nb: {<<: *a, <<: *a}\n", "a.yaml:2:13: the key '<<' is repeated"),
         (f"version: {'x' * 5000}", "a.yaml: version: got 'xxxxxxxxxxxx...xxx"),
     ],
 )
 def test_hostile_or_empty_files_are_reported(write: Any, text: str, part: str) -> None:
     assert part in error_of(write(a=text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"k{i}: 1\n" for i in range(9000)),
+        "rules: [" + "x," * 19_000 + "]",
+        'rules: [{match: {regex: "' + "(" * 9000 + '"}, use: fp16}]',
+        "rules: [{match: {name: '" + "*a" * 5000 + "'}, use: 3}]",
+        "rules: [{match: {ndim: [" + "-1," * 19_000 + "]}, use: fp16}]",
+    ],
+)
+def test_a_large_file_is_refused_in_a_second_with_few_lines(write: Any, text: str) -> None:
+    began = time.process_time()
+    message = error_of(
+        write(a=f"version: 1\ncompress:\n  default: fp16\n  {text}\n".replace("\nk", "\n  k"))
+    )
+    assert time.process_time() - began < 2  # a second, on a machine that is not busy
+    assert len(message.splitlines()) <= 21
+    assert len(message) < 10_000
+    assert "\nand " in message or message.count("\n") == 0
 
 
 @pytest.mark.parametrize("tail", ["[*i, *i]", "{<<: [*i, *i]}"])
@@ -415,7 +459,7 @@ def test_aliases_that_multiply_are_refused(write: Any, tail: str) -> None:
     for previous, name in itertools.pairwise("abcdefghijklmnopqrstuvwxyz"):
         lines.append(f"{name}: &{name} {tail.replace('*i', f'*{previous}')}")
     message = error_of(write(a="\n".join(lines)))
-    assert re.match(r"a\.yaml:1\d:\d+: more than 100,000 values, with every \*reference", message)
+    assert re.match(r"a\.yaml:1\d:\d+: more than 20,000 values, with every \*reference", message)
 
 
 def test_a_device_or_fifo_is_not_opened(write: Any) -> None:
@@ -447,6 +491,7 @@ def test_unreadable_files_are_reported(write: Any, tmp_path: Path) -> None:
         ("compress.default.x=1", "got a mapping, but an earlier source has the value 'residual"),
         ("compress.rules.0.use=fp16", "but an earlier source has a list"),
         ("compress=fp16", "but an earlier source has a mapping"),
+        (".".join("a" * 100) + "=1", "a key of 100 parts; at most 64 are allowed"),
         ("seed=[", "override 'seed=[':1:2: while parsing"),
         ("seed=", "override 'seed=': seed: got None; expected an integer"),
         ("version=2", "this release reads version 1 only"),
