@@ -18,26 +18,27 @@ SHAPE = (96, 64)
 
 @pytest.mark.parametrize("orthogonalization", ["gram_schmidt", "qr", "cholesky"])
 @pytest.mark.parametrize(("fraction", "rank"), [(0.25, 16), (0.1, 7), (1.0, 64)])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "shape"), [(1, SHAPE), (2, SHAPE), (3, SHAPE), (2, (64, 96))])
 def test_steps_are_the_papers(
-    ranks: int, fraction: float, rank: int, orthogonalization: str
+    ranks: int, shape: tuple[int, int], fraction: float, rank: int, orthogonalization: str
 ) -> None:
+    """Of a wide matrix the transpose is taken, as in the authors' code."""
     spec = f"dion(rank_fraction={fraction},momentum=0.9,orthogonalization={orthogonalization})"
     loop = Loopback(config_of(spec), ranks)
-    reference = Reference(ranks, "w", SHAPE, rank, momentum=0.9)
+    reference = Reference(ranks, "w", shape, rank, momentum=0.9)
     for step in range(4):
-        grads = gradients(ranks, step, SHAPE)
+        grads = gradients(ranks, step, shape)
         before = loop.stats[0].total_bytes
         results = loop.step({"w": grads})["w"]
         if rank == 64:  # travels dense: the reference has the average on every rank
             grads = [np.mean(grads, axis=0)] * ranks
         np.testing.assert_allclose(results[0], reference.step(grads), atol=2e-4)
         assert all(one.tobytes() == results[0].tobytes() for one in results)
-        sent = math.prod(SHAPE) if rank == 64 else rank * sum(SHAPE)
+        sent = math.prod(shape) if rank == 64 else rank * sum(shape)
         assert loop.stats[0].total_bytes - before == 4 * sent
         momenta = [one.state_dict()["momentum"]["w"] for one in loop.ranks]
         for mine, expected in zip(momenta, reference.momenta, strict=True):
-            np.testing.assert_allclose(mine.reshape(SHAPE), expected, atol=2e-4)
+            np.testing.assert_allclose(mine.reshape(shape), expected, atol=2e-4)
 
 
 @pytest.mark.parametrize(("values", "item"), [("fp16", 2), ("bf16", 2)])
@@ -77,7 +78,44 @@ def test_vectors_have_averages_and_convolutions_are_matrices() -> None:
 
 
 def test_zeros_and_nan_do_no_lasting_harm() -> None:
-    check_recovers("dion", SHAPE, zero_steps=False)
+    check_recovers("dion", SHAPE)
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    "spec", ["dion(", "dion(orthogonalization=gram_schmidt,", "dion(rank_fraction=1,"]
+)
+@pytest.mark.parametrize("shape", [SHAPE, SHAPE[::-1]])
+def test_no_step_along_directions_without_momentum(
+    shape: tuple[int, int], spec: str, values: str
+) -> None:
+    """Of a momentum of rank 3, with rows and columns of zeros; r is 16, or 64."""
+    loop = Loopback(config_of(f"{spec}values={values})"), 2)
+    rng = np.random.default_rng(0)
+    left, right = (rng.standard_normal((n, 3)) for n in shape)
+    left[5:], right[:40] = 0, 0
+    for _ in range(10):  # the momentum keeps its rank, and shrinks in no direction
+        noise = rng.standard_normal((2, 3, 3)) / 4
+        grads = [(left @ (np.eye(3) + each) @ right.T).astype(np.float32) for each in noise]
+        step = loop.step({"w": grads})["w"][0]
+        sizes = np.linalg.svd(step.astype(np.float64), compute_uv=False)
+        assert sizes[3] < 1e-3 * sizes[0]
+        assert np.abs(step[5:]).max() < 1e-6
+        assert np.abs(step[:, :40]).max() < 1e-6
+    np.testing.assert_allclose(sizes[:3], math.sqrt(shape[0] / shape[1]), rtol=0.1)
+
+
+def test_a_branch_stops_when_its_momentum_has_faded_away_and_starts_again() -> None:
+    loop = Loopback(config_of("dion(momentum=0)"), 2)
+    zeros = [np.zeros(SHAPE, np.float32)] * 2
+    small = [1e-36 * grad for grad in gradients(2, 0, SHAPE)]
+    first = loop.step({"w": small})["w"][0]
+    assert np.linalg.matrix_rank(first) == 16
+    for _ in range(40):
+        last = loop.step({"w": zeros})["w"][0]
+    assert not last.any()
+    again = loop.step({"w": gradients(2, 1, SHAPE)})["w"][0]
+    assert np.linalg.matrix_rank(again) == 16
 
 
 def test_the_same_bits_at_all_levels_and_threads() -> None:

@@ -33,8 +33,9 @@ class Reference:
         self, ranks: int, name: str, shape: tuple[int, int], rank: int, momentum: float = 0.95
     ) -> None:
         stream = derive_stream(0, 0, TensorKey(name, shape, 0).tensor_id)
-        draws = _core.uniform_signed(stream, rank * shape[1])
-        self._q: Array = draws.reshape(rank, shape[1]).T.astype(np.float64)
+        draws = _core.uniform_signed(stream, rank * min(shape))
+        self._q: Array = draws.reshape(rank, min(shape)).T.astype(np.float64)
+        self._wide = shape[0] < shape[1]
         self._scale = math.sqrt(shape[0] / shape[1])
         self._momentum = momentum
         self.momenta: list[Array] = [np.zeros(shape)] * ranks
@@ -42,12 +43,17 @@ class Reference:
     def step(self, grads: Sequence[npt.NDArray[Any]]) -> Array:
         """The step; its learning rate is 1."""
         added = [m + grad for m, grad in zip(self.momenta, grads, strict=True)]
+        if self._wide:
+            added = [m.T for m in added]
         p = np.linalg.qr(np.mean([m @ self._q for m in added], axis=0))[0]
         r = np.mean([m.T @ p for m in added], axis=0)
         self.momenta = [m - (1 - self._momentum) * p @ r.T for m in added]
         self._q = r / np.linalg.norm(r, axis=0)
         step: Array = self._scale * p @ self._q.T
-        return step
+        if not self._wide:
+            return step
+        self.momenta = [m.T for m in self.momenta]
+        return step.T
 
 
 class Reference2:

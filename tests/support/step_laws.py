@@ -18,20 +18,15 @@ def gradients(ranks: int, step: int, shape: tuple[int, ...]) -> list[FloatArray]
     return [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
 
 
-def check_recovers(
-    spec: str, shape: tuple[int, int], *, zero_steps: bool = True, spoiled: int | None = None
-) -> None:
-    """A NaN, an Inf or 3e38 on one rank: steps are NaN on all ranks, and soon finite and equal again.
+def check_recovers(spec: str, shape: tuple[int, int], *, spoiled: int | None = None) -> None:
+    """Zero gradients give zero steps; a NaN, an Inf or 3e38 on one rank: NaN on all, and soon equal again.
 
     Args:
-        zero_steps: zero gradients give zero steps; else the steps must be finite.
         spoiled: number of first elements that become NaN; None for all.
     """
     loop = Loopback(config_of(spec), 2)
     zeros = [np.zeros(shape, np.float32)] * 2
-    first = loop.step({"w": zeros})["w"][0]
-    assert np.isfinite(first).all()
-    assert not (zero_steps and first.any())
+    assert not loop.step({"w": zeros})["w"][0].any()
     for bad in (np.nan, np.inf, 3e38):
         grads = gradients(2, 1, shape)
         grads[1][3, 5] = bad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 import numpy as np
 
@@ -104,6 +104,40 @@ class OuterSteps(Controls):
     def inner_steps(self) -> int:
         """Number of inner steps so far."""
         return self._inner_steps
+
+    def set_loss_scale(self, scale: float) -> Never:
+        """Not for outer steps.
+
+        Raises:
+            ConfigError: always: changes of parameters are in units of the parameters.
+        """
+        raise ConfigError(
+            f"set_loss_scale({scale}) is for compressed gradients, and outer steps average changes of "
+            "parameters, which have no loss scale: leave the call out; a GradScaler needs nothing but "
+            "step() after each inner step, also after one that it has skipped"
+        )
+
+    def allow_discard(self) -> Never:
+        """Not for outer steps; see `discard_step`.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "allow_discard() prepares discard_step(), which does not work with outer steps: they are "
+            "in the parameters at once. To go back, load a checkpoint of OuterStep.save"
+        )
+
+    def discard_step(self) -> Never:
+        """Not for outer steps: an average is in the parameters when `step` returns.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "discard_step() takes back an average that is not applied, and outer steps are in the "
+            "parameters at once: to go back, load a checkpoint of OuterStep.save"
+        )
 
     def step(self, samples: float | None = None) -> bool:
         """Count an inner step; when an outer step of a fragment is due, make it.

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from workers.runner import refused
 
+from gradcomp.errors import ConfigError
 from torch_compressors import ElasticOuterStep
 
 EVERY = 5
@@ -31,6 +33,7 @@ def main(port: int, name: str, log: str, spec: str) -> None:
     model = torch.nn.Linear(SHAPE[1], SHAPE[0])
     options: dict[str, Any] = {"every": EVERY, "quorum": 2, "grace": 1.0, "timeout": 8.0}
     outer = ElasticOuterStep(spec, model, store=store, name=name, lr=1.0, momentum=0.0, **options)
+    refused(lambda: outer.set_loss_scale(1024.0), ConfigError, "leave the call out")
     with open(log, "a", buffering=1) as lines:
 
         def note(change: float, samples: int) -> None:

@@ -253,6 +253,13 @@ def wrong_arguments() -> None:
         (lambda: OuterStep("fp16", DistributedDataParallel(Model())), ConfigError, "module itself"),
         (lambda: OuterStep("fp16", Model(), every=2 + hvd.rank()), ProtocolError, "every: 2 on"),
     ]
+    for make_outer in MAKERS.values():
+        outer = make_outer("residual|sign", Model())
+        makes += [
+            (lambda o=outer: o.set_loss_scale(1024.0), ConfigError, "leave the call out"),
+            (lambda o=outer: o.allow_discard(), ConfigError, "load a checkpoint of OuterStep.save"),
+            (lambda o=outer: o.discard_step(), ConfigError, "load a checkpoint of OuterStep.save"),
+        ]
     for make, kind, part in makes:
         refused(make, kind, part)
     with warnings.catch_warnings(record=True) as caught:

@@ -130,6 +130,7 @@ def tf_outer_refusals() -> None:
     for library in VERSIONS.values():
         model, images, classes = digits(library)
         outer = OuterStep("fp16", model)
+        refused(lambda o=outer: o.set_loss_scale(1024.0), ConfigError, "leave the call out")
         model.compile("sgd", LOSS[library](from_logits=True), steps_per_execution=2)
         refused(
             lambda m=model, o=outer, x=images, y=classes: m.fit(
