@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import reprlib
 from abc import ABCMeta, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -166,7 +167,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
     @classmethod
     def from_config(
         cls,
-        paths: str | Path | Sequence[str | Path],
+        paths: Config | str | Path | Sequence[str | Path],
         overrides: Sequence[str] = (),
         *args: Any,
         **options: Any,
@@ -174,13 +175,27 @@ class BaseCompression(Controls, metaclass=_Codecs):
         """From YAML files, composed left to right, and overrides such as ``"seed=1"``.
 
         Args:
+            paths: one file or several, or a `gradcomp.Config`, which takes no overrides.
             args, options: the constructor's other arguments.
 
         Raises:
             ConfigError: a file or an override is wrong.
         """
-        files = [paths] if isinstance(paths, str | Path) else list(paths)
-        return cls(load_config(files, overrides), *args, **options)
+        if isinstance(paths, Config):
+            if overrides:
+                raise ConfigError(
+                    f"overrides are {list(overrides)}, and change files only: give them to load_config, "
+                    "which makes the Config"
+                )
+            return cls(paths, *args, **options)
+        if isinstance(paths, str | Path):
+            paths = [paths]
+        elif not isinstance(paths, Sequence) or not all(isinstance(p, str | Path) for p in paths):
+            raise ConfigError(
+                f"paths is {reprlib.repr(paths)}; it must be the path of a YAML file, a list of paths, or "
+                "a gradcomp.Config"
+            )
+        return cls(load_config(paths, overrides), *args, **options)
 
     @classmethod
     def from_env(cls, *args: Any, **options: Any) -> Self:

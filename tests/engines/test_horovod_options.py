@@ -26,7 +26,8 @@ from workers import (
     uneven,
 )
 
-from gradcomp.errors import GradcompError
+from gradcomp import Config
+from gradcomp.errors import ConfigError, GradcompError
 from horovod_compressors.torch import Compression
 
 
@@ -136,3 +137,19 @@ def test_horovod_that_is_not_initialized() -> None:
     assert not hvd.is_initialized()
     with pytest.raises(GradcompError, match=r"call hvd\.init\(\) first"):
         _ = Compression("fp16").stats
+
+
+def test_from_config_takes_a_config() -> None:
+    config = Config.from_spec("topk(ratio=0.1)")
+    assert Compression.from_config(config).config is config
+    for arguments, message in (
+        ((config, ["seed=4"]), r"overrides are \['seed=4'\], and change files only: .*load_config"),
+        (
+            ({"version": 1},),
+            r"paths is \{'version': 1\}; it must be the path of a YAML file, a list",
+        ),
+        (([config],), "it must be the path of a YAML file, a list of paths, or a gradcomp.Config"),
+        ((3,), "paths is 3; it must be"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Compression.from_config(*arguments)  # type: ignore[arg-type]

@@ -39,6 +39,9 @@ FORMAT = 1
 _MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"step-(\d{12})")
 _MAX_STEP = 10**12
+_TOKEN = re.compile(r"[0-9a-f]{16}")
+_WRITTEN = re.compile(rf"\.?rank-\d{{5,}}-({_TOKEN.pattern})\.state(?:\.partial)?")
+"""Names of files of states, the token in a group; others in a folder belong to the user."""
 
 Gather = Callable[[bytes], Sequence[bytes]]
 """Gives every rank the bytes of all ranks, in rank order; every rank calls it."""
@@ -97,7 +100,8 @@ class Checkpoints:
             directory: made if it does not exist.
             step: in [0, 10**12), above the steps in ``directory`` unless this job has loaded one of
                 them; later checkpoints are then removed.
-            keep: number of checkpoints that stay, at least 1.
+            keep: number of checkpoints that stay, at least 1. Of a symbolic link, only the link is
+                removed.
             state: this rank's state.
 
         Raises:
@@ -108,9 +112,9 @@ class Checkpoints:
         folder = home / f"step-{step:012d}" if isinstance(step, int) else home
         token = self._agree(lambda: self._token(home, step, keep))[0]
         name = _file_name(self._rank, token)
-        data = pack_state(state)
 
         def write() -> str:
+            data = pack_state(state)
             folder.mkdir(parents=True, exist_ok=True)
             _write(folder / name, data)
             return json.dumps({"bytes": len(data), "checksum": _checksum(data)})
@@ -140,7 +144,7 @@ class Checkpoints:
         self._agree(commit)
         self._known[home].add(token)
         self._may_go_back.discard(home)
-        _prune(home, step, keep, token)
+        _prune(home, step, keep)
         return folder
 
     def load(self, directory: str | Path, step: int | None = None) -> Loaded:
@@ -172,7 +176,8 @@ class Checkpoints:
                     f"{', '.join(found)}; load() without a step takes the newest common one"
                 )
         manifest = _read_manifest(home / f"step-{steps[0]:012d}")
-        states = self._states(manifest)
+        states: list[dict[str, Any]] = []
+        self.together(lambda: states.extend(self._states(manifest)))
         self._known[home] = _tokens(home)
         self._may_go_back.add(home)
         of_rank = states[0] if self._fits(manifest) else states
@@ -230,6 +235,12 @@ class Checkpoints:
                 f"another job writes checkpoints in {home} ({', '.join(sorted(foreign))}): give each "
                 "job its own directory"
             )
+        folder = home / f"step-{step:012d}"
+        if folder.is_symlink():
+            raise StateError(
+                f"{folder} is a symbolic link, and save() does not change what it points to: remove the "
+                "link, or give another step or directory"
+            )
         last = max(_steps(home), default=-1)
         if last > step and home not in self._may_go_back:
             raise StateError(
@@ -245,7 +256,7 @@ class Checkpoints:
             manifest = _read_manifest(home / f"step-{step:012d}")
             self._states(manifest)
             return f"{manifest.step} {manifest.token}"
-        for candidate in sorted(_steps(home), reverse=True):
+        for candidate in sorted(_folders(home), reverse=True):
             if candidate >= limit:
                 continue
             try:
@@ -314,10 +325,8 @@ def _read_manifest(folder: Path) -> _Manifest:
                 f"{path} has format {content['format']!r}, and this gradcomp reads {FORMAT}: load it "
                 f"with gradcomp {content['gradcomp']}"
             )
-        if folder.name != f"step-{content['step']:012d}":
-            raise StateError(f"{path} is of step {content['step']}: the folder was renamed")
-        return _Manifest(folder, *(content[key] for key in _Manifest._fields[1:]))
-    except (KeyError, TypeError, ValueError) as error:
+        return _checked(folder, content)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(
@@ -325,12 +334,44 @@ def _read_manifest(folder: Path) -> _Manifest:
         ) from error
 
 
-def _steps(home: Path) -> list[int]:
-    """Steps with a manifest, damaged or not."""
+def _checked(folder: Path, content: Mapping[str, Any]) -> _Manifest:
+    """The manifest; raises ValueError where a value has a wrong type or range."""
+    token, step, config, files = (content[key] for key in ("token", "step", "config", "files"))
+    for key in ("step", "world_size", "ranks_per_node"):
+        least = 0 if key == "step" else 1
+        if not _is_count(content[key], least):
+            raise ValueError(f"{key} is {content[key]!r:.40}; it must be an integer >= {least}")
+    if folder.name != f"step-{step:012d}":
+        raise StateError(f"{folder} has the manifest of step {step}: the folder was renamed")
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise ValueError(f"token is {token!r:.40}; it must be 16 hexadecimal digits")
+    if not isinstance(config, str):
+        raise ValueError(f"config is {config!r:.40}; it must be a text")
+    if not isinstance(files, list) or len(files) != content["world_size"]:
+        raise ValueError(f"files is {files!r:.40}; it must have an entry for each rank")
+    for rank, about in enumerate(files):
+        if not _is_count(about["bytes"], 0) or not isinstance(about["checksum"], str):
+            raise ValueError(
+                f"the file of rank {rank} is {about!r:.80}; it must have bytes and checksum"
+            )
+    return _Manifest(folder, *(content[key] for key in _Manifest._fields[1:]))
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _folders(home: Path) -> list[int]:
+    """Steps with a folder, complete or not."""
     if not home.is_dir():
         return []
     found = ((_FOLDER.fullmatch(folder.name), folder) for folder in home.iterdir())
-    return [int(match[1]) for match, folder in found if match and (folder / _MANIFEST).is_file()]
+    return [int(match[1]) for match, folder in found if match and folder.is_dir()]
+
+
+def _steps(home: Path) -> list[int]:
+    """Steps with a manifest, damaged or not."""
+    return [step for step in _folders(home) if (home / f"step-{step:012d}" / _MANIFEST).is_file()]
 
 
 def _tokens(home: Path) -> set[str]:
@@ -342,18 +383,33 @@ def _tokens(home: Path) -> set[str]:
     return tokens
 
 
-def _prune(home: Path, step: int, keep: int, token: str) -> None:
-    """Remove all but the newest ``keep`` up to ``step``, and what crashes have left."""
+def _prune(home: Path, step: int, keep: int) -> None:
+    """Remove all but the newest ``keep`` up to ``step``, and what interrupted saves have left."""
     kept = sorted(saved for saved in _steps(home) if saved <= step)[-keep:]
     names = {f"step-{saved:012d}" for saved in kept}
     for folder in home.iterdir():
-        if _FOLDER.fullmatch(folder.name) and folder.name not in names:
-            with suppress(OSError):
+        if not _FOLDER.fullmatch(folder.name):
+            continue
+        with suppress(OSError):
+            if folder.name in names:
+                _remove_others(folder)
+            elif folder.is_symlink():
+                folder.unlink()  # what it points to belongs to somebody else
+            else:
                 (folder / _MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
-    for file in (home / f"step-{step:012d}").iterdir():
-        if file.name != _MANIFEST and token not in file.name:
-            file.unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_others(folder: Path) -> None:
+    """Remove files of other saves of the same step, which never got a manifest or were replaced."""
+    if folder.is_symlink():
+        return
+    with suppress(StateError):  # a damaged manifest does not say which files are its own
+        token = _read_manifest(folder).token
+        for file in folder.iterdir():
+            written = _WRITTEN.fullmatch(file.name)
+            if written and written[1] != token:
+                file.unlink(missing_ok=True)
 
 
 def _file_name(rank: int, token: str) -> str:
@@ -379,9 +435,11 @@ def _write(path: Path, data: bytes, unique: str = "") -> None:
             os.fsync(file.fileno())
         partial_file.replace(path)
         _sync(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             partial_file.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise StateError(
             f"{path} cannot be written: {error.strerror or error}; earlier checkpoints are unchanged"
         ) from error

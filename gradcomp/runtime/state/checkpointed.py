@@ -22,7 +22,8 @@ class Checkpointed:
             directory: one for each job, shared by all hosts or on each host; made if missing.
             step: names the checkpoint, in [0, 10**12). It must be above the steps in ``directory``,
                 unless `load` has read one of them; later checkpoints are then removed.
-            keep: number of checkpoints that stay, at least 1.
+            keep: number of checkpoints that stay, at least 1. Of an older one that is a symbolic link,
+                only the link is removed.
 
         Returns:
             The checkpoint's folder.
@@ -30,7 +31,10 @@ class Checkpointed:
         Raises:
             StateError: on all ranks, if any could not write its file. Earlier checkpoints stay.
         """
-        return self._checkpoints.save(directory, step, keep, self._state_to_save())
+        checkpoints = self._checkpoints
+        state: dict[str, Any] = {}
+        checkpoints.together(lambda: state.update(self._state_to_save()))
+        return checkpoints.save(directory, step, keep, state)
 
     def load(
         self, directory: str | Path, step: int | None = None, *, missing_ok: bool = False

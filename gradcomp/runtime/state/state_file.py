@@ -39,7 +39,7 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
         state: plain data, and mappings, at any level, with arrays of numbers or of bool.
 
     Raises:
-        StateError: an array has another dtype.
+        StateError: an array has another dtype, or other data are not plain.
     """
     found = list(_arrays_of(state, ()))
     for keys, array in found:
@@ -49,7 +49,13 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
                 "integer, floating or complex numbers"
             )
     arrays = [[keys, _dtype_of(array), array.shape] for keys, array in found]
-    text = json.dumps({"plain": _plain(state), "arrays": arrays}).encode()
+    try:
+        text = json.dumps({"plain": _plain(state), "arrays": arrays}).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(
+            f"the state cannot be written ({error}); it must have texts, numbers, lists, mappings and "
+            "arrays only"
+        ) from error
     parts = [array.astype(_dtype_of(array), copy=False).tobytes() for _, array in found]
     body = b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
     return body + blake2b(body, digest_size=_CHECKSUM).digest()
@@ -75,7 +81,14 @@ def unpack_state(data: bytes) -> dict[str, Any]:
     end = _HEAD + int.from_bytes(body[len(_MAGIC) : _HEAD], "little")
     try:
         return _unpacked(json.loads(body[_HEAD:end]), body, end)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise StateError(
             f"{len(data)} bytes are not a state of gradcomp ({error}): load a file that gradcomp has "
             "saved"
@@ -106,6 +119,8 @@ def _dtype_of(array: np.ndarray[Any, Any]) -> str:
 
 def _unpacked(head: Any, body: bytes, at: int) -> dict[str, Any]:
     state: dict[str, Any] = head["plain"]
+    if not isinstance(state, dict):
+        raise ValueError(f"the state is a {type(state).__name__}, not an object")
     for keys, dtype, shape in head["arrays"]:
         if dtype not in _DTYPES or not all(isinstance(n, int) and n >= 0 for n in shape):
             raise ValueError(f"an array is of dtype {dtype!r} and shape {shape!r}")
