@@ -15,7 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from gradcomp import Config
-from gradcomp.adapter_api import Collector, FloatArray, RankGroup, as_float32, exchange_pattern
+from gradcomp.adapter_api import (
+    AllReduce,
+    Collector,
+    FloatArray,
+    RankGroup,
+    Resolved,
+    Round,
+    as_float32,
+    exchange_pattern,
+)
 from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
@@ -44,6 +53,10 @@ _lock = threading.Lock()
 _OPERATIONS = "gradcomp"
 
 
+# A complex gradient, which Horovod averages as pairs of real numbers.
+_PAIRS = object()
+
+
 @dataclass(frozen=True)
 class _Averaged:
     """The tensor of a graph that holds the average of a gradient."""
@@ -54,6 +67,20 @@ class _Averaged:
     def restore(self, dtype: Any) -> Any:
         average = tf.cast(self.average, dtype)
         return average if self.ranks is None else average * tf.cast(self.ranks, dtype)
+
+
+class _ByHand(NamedTuple):
+    """The linear round of a tensor that is all-reduced outside of graphs."""
+
+    round: Round
+    shape: tuple[int, ...]
+
+    def restore(self, payload: Any, dtype: Any) -> Any:
+        try:
+            self.round.send(payload.numpy())
+        except StopIteration as stop:
+            return tf.cast(stop.value.reshape(self.shape), dtype)
+        raise ProtocolError("the linear round of a tensor has a second phase")
 
 
 class _Tensor(NamedTuple):
@@ -158,8 +185,8 @@ class Compression(BaseCompression):
         self._collectors_life = self._life()
         self._unfinished = False  # a part of a step's gradients has been sent
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
-        # the graph; None for gradients that Horovod averages.
-        self._traced: WeakKeyDictionary[Any, dict[int, _Averaged | None]] = WeakKeyDictionary()
+        # the graph; None for gradients that Horovod averages, `_PAIRS` for complex ones.
+        self._traced: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, for its checkpoint: plain numbers, strings and numpy arrays.
@@ -217,14 +244,21 @@ class Compression(BaseCompression):
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         """Start averaging a gradient; Horovod all-reduces the returned tensor.
 
+        Integers and booleans, which are no gradients, are returned as they are, with any spec. Outside
+        of graphs, as in a call of ``hvd.allreduce``, it works with ``identity`` and ``fp16``.
+
         Raises:
             ConfigError: Horovod's tape or optimizer is not the caller, or does not fit.
+            TypeError: a gradient is complex, and of a spec with payloads that cannot be added.
         """
-        alone = not self.process_set.included() or self.process_set.size() == 1
-        if alone and not self._elastic:
+        if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+            return tensor, None
+        if not self.process_set.included():
             return tensor, None  # Horovod does not all-reduce it
         if tf.executing_eagerly():
-            raise _misplaced()
+            return self._compress_by_hand(tensor)
+        if self.process_set.size() == 1 and not self._elastic:
+            return tensor, None  # Horovod does not all-reduce it, either
         of_graph = self._traced.setdefault(tensor.graph, {})
         if id(tensor) not in of_graph:
             call = calling_allreduce()
@@ -232,7 +266,24 @@ class Compression(BaseCompression):
                 raise _misplaced()
             of_graph.update(self._trace(call, tensor.graph))
         averaged = of_graph[id(tensor)]
-        return (tensor, None) if averaged is None else (tf.ones(1), (averaged, tensor.dtype))
+        if averaged is None:
+            return tensor, None
+        if averaged is _PAIRS:
+            return tf.bitcast(tensor, tensor.dtype.real_dtype), (_PAIRS, tensor.dtype)
+        return tf.ones(1), (averaged, tensor.dtype)
+
+    def _compress_by_hand(self, tensor: Any) -> tuple[Any, Any]:
+        """Compress a tensor without a variable, which only one all-reduce by Horovod can average."""
+        resolved = self.pipeline.resolve("", tuple(tensor.shape))
+        if resolved.dense or tensor.dtype.is_complex:
+            return tensor, None
+        if not resolved.aggregator.linear:
+            raise _misplaced()
+        array = as_float32(np.asarray(tensor.numpy()))
+        round_ = self.pipeline.round("", array, array.nbytes, resolved)
+        request = next(round_)
+        assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
+        return tf.constant(request.array), (_ByHand(round_, array.shape), tensor.dtype)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Any, ctx: Any) -> Any:
@@ -240,9 +291,13 @@ class Compression(BaseCompression):
         if ctx is None:
             return tensor
         averaged, dtype = ctx
+        if averaged is _PAIRS:
+            return tf.bitcast(tensor, dtype)
+        if isinstance(averaged, _ByHand):
+            return averaged.restore(tensor, dtype)
         return averaged.restore(dtype)
 
-    def _trace(self, call: Call, graph: Any) -> dict[int, _Averaged | None]:
+    def _trace(self, call: Call, graph: Any) -> dict[int, Any]:
         """Put the averages of all gradients of a call into its graph."""
         self._check_call(call)
         scaling = keras_2_loss_scale()
@@ -255,7 +310,7 @@ class Compression(BaseCompression):
             with tf.init_scope():
                 self._collector_of(shapes)
         dense, compressed, inputs = [], [], []
-        result: dict[int, _Averaged | None] = {}
+        result: dict[int, Any] = {}
         for name, variable, grad in zip(names, call.variables, call.grads, strict=True):
             if grad is None:
                 continue
@@ -265,7 +320,11 @@ class Compression(BaseCompression):
                 continue
             tensor = _Tensor(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
             resolved = self.pipeline.resolve(name, shape)
-            if grad.dtype in SUMMABLE_DTYPES and self.pipeline.always_dense(resolved):
+            if grad.dtype.is_complex:
+                _check_complex(name, grad.dtype, resolved)
+                dense.append(tensor)
+                result[id(grad)] = _PAIRS
+            elif grad.dtype in SUMMABLE_DTYPES and self.pipeline.always_dense(resolved):
                 dense.append(tensor)
                 result[id(grad)] = None
             else:
@@ -405,8 +464,20 @@ class Compression(BaseCompression):
         return gather_bytes(text, self.process_set)
 
 
+def _check_complex(name: str, dtype: Any, resolved: Resolved) -> None:
+    """Refuse a complex gradient of a spec with payloads that cannot be added."""
+    if resolved.group is not None or not (resolved.lasting and resolved.aggregator.linear):
+        raise TypeError(
+            f"the gradient of '{name}' is of {dtype.name} and cannot take '{resolved.spec}' here: codecs work "
+            "on real numbers, so complex gradients travel uncompressed, without policy: auto and schedules, "
+            "and with `identity` or specs with payloads that can be added: give the variable a rule with "
+            "`use: identity`, or make it real and use tf.complex on its parts"
+        )
+
+
 def _misplaced() -> ConfigError:
     return ConfigError(
         "Compression works in hvd.DistributedGradientTape and hvd.DistributedOptimizer only: from "
-        "hvd.allreduce it cannot learn the variable of a gradient"
+        "hvd.allreduce it cannot learn the variable of a gradient, which all specs but identity and fp16 "
+        "need, and within a tf.function these, too"
     )

@@ -42,8 +42,9 @@ __all__ = ["Compression"]
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 
 
-# The context of a gradient that Horovod all-reduces uncompressed.
-_DENSE = object()
+# The contexts of a gradient that Horovod all-reduces uncompressed, of one that it all-reduces as pairs of
+# real numbers, and of a tensor that is none.
+_DENSE, _PAIRS, _NO_GRADIENT = object(), object(), object()
 
 
 @dataclass
@@ -96,6 +97,17 @@ def _check_nameless(config: Config) -> None:
     else:
         return
     raise ConfigError(f"{reason}: pass named_parameters=model.named_parameters() to Compression")
+
+
+def _check_complex(resolved: Resolved, tensor: torch.Tensor) -> None:
+    """Refuse a complex gradient of a spec that would compress real ones in more than one all-reduce."""
+    if tensor.requires_grad or resolved.group is not None or not resolved.aggregator.linear:
+        raise TypeError(
+            f"a gradient of dtype {tensor.dtype} cannot take '{resolved.spec}' here: codecs work on real "
+            "numbers, so complex ones travel uncompressed, with op=Average or op=Sum, without policy: auto, "
+            "and with `identity` or specs with payloads that can be added: give the parameter a rule with "
+            "`use: identity`, or make it real and use torch.view_as_complex on it"
+        )
 
 
 class Compression(TensorControls, BaseCompression):
@@ -213,8 +225,13 @@ class Compression(TensorControls, BaseCompression):
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Start averaging a gradient; Horovod all-reduces the returned tensor.
 
+        A tensor without a name comes from a call by hand, such as ``hvd.allreduce``. As with the stock
+        ``Compression.fp16``, integers and booleans are returned as they are, with any spec, and ``fp16``
+        takes floating tensors of any size. Complex gradients travel uncompressed, as real numbers.
+
         Raises:
-            TypeError: the gradient is sparse or complex, or op=Adasum does not fit.
+            TypeError: the gradient is sparse, or complex and of a spec with payloads that cannot be added;
+                or op=Adasum does not fit.
             ConfigError: the optimizer or the names do not fit.
             ProtocolError: the ranks run different compression, or the gradient came twice.
         """
@@ -224,11 +241,10 @@ class Compression(TensorControls, BaseCompression):
                 "without groups only, to hvd.DistributedOptimizer, or make the layer's gradient "
                 "dense (sparse=False)"
             )
-        if tensor.is_complex():
-            raise TypeError(
-                f"a gradient of dtype {tensor.dtype} cannot be averaged: Horovod and the codecs "
-                "work on real numbers; make the parameter real and use torch.view_as_complex on it"
-            )
+        if not tensor.is_floating_point() and (
+            not tensor.is_complex() or calling_optimizer() is None
+        ):
+            return tensor, _NO_GRADIENT
         if self._collector_life is not self._life():
             self._begin()  # the ranks have changed, perhaps within a step
         if self._attendance is not None and not self._in_step:
@@ -247,6 +263,10 @@ class Compression(TensorControls, BaseCompression):
                 f"'{resolved.spec}' needs the parameter's name: use it in "
                 "hvd.DistributedOptimizer, or pass named_parameters to Compression"
             )
+        if tensor.is_complex():
+            _check_complex(resolved, tensor)
+            self.pipeline.count_dense(name, tensor.nbytes)
+            return torch.view_as_real(tensor.resolve_conj()).contiguous(), _PAIRS
         # A single all-reduce by Horovod would need the payload now. Adasum has no other.
         fuses = tensor.requires_grad or not self._on_device
         route = collector.route(resolved, sums_dtype=tensor.dtype in SUMMABLE_DTYPES, fuses=fuses)
@@ -278,6 +298,8 @@ class Compression(TensorControls, BaseCompression):
         Raises:
             ProtocolError: the optimizer's op is neither Average nor Sum, or a rank has joined.
         """
+        if ctx is _NO_GRADIENT:
+            return tensor
         average = self._average(tensor, ctx)
         if self._attendance is not None:
             self._attendance.settle()
@@ -318,9 +340,9 @@ class Compression(TensorControls, BaseCompression):
             )
 
     def _average(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        if ctx is _DENSE:
+        if ctx is _DENSE or ctx is _PAIRS:
             self._check()
-            return tensor
+            return tensor if ctx is _DENSE else torch.view_as_complex(tensor)
         if ctx is None:
             return self._pass_sparse(tensor)
         assert isinstance(ctx, _Context)

@@ -369,12 +369,57 @@ def dtypes_mixed_in_one_model() -> None:
 
 
 @cases
-def complex_gradients_are_refused() -> None:
-    for spec in ("fp16", "topk(k=10,values=fp32)"):
-        params = parameters({"weight": MATRIX}, torch.complex64)
-        (p,) = params.values()
-        optimizer(params, Compression(config_of(spec)))
-        refused((p * (1 + 2j)).abs().sum().backward, TypeError, "complex64", "real")
+def complex_gradients_travel_uncompressed() -> None:
+    """Where payloads can be added; Horovod itself averages real numbers only."""
+    for spec in ("identity", "fp16", "randomk(ratio=0.5)"):
+        for dtype in (torch.complex64, torch.complex128):
+            params = parameters({"weight": MATRIX}, dtype)
+            (weight,) = params.values()
+            factor = 1 + hvd.rank() - 2j
+            opt = optimizer(params, Compression(config_of(spec)))
+            (weight * factor).real.sum().backward()
+            opt.step()
+            mean = sum(torch.full(MATRIX, 1 + rank + 2j, dtype=dtype) for rank in range(hvd.size()))
+            check_equal(weight.grad, mean / hvd.size(), f"{spec} {dtype}")
+    params = parameters({"weight": MATRIX}, torch.complex64)
+    (weight,) = params.values()
+    optimizer(params, Compression(config_of("topk(k=10,values=fp32)")))
+    refused(weight.abs().sum().backward, TypeError, "complex64", "use: identity")
+
+
+@cases
+def integers_by_hand_travel_as_they_are() -> None:
+    """Exactly, with every spec, as with the stock `Compression.fp16`."""
+    for dtype in (torch.int32, torch.int64):
+        numbers = torch.arange(MATRIX[0] * MATRIX[1]).view(MATRIX).to(dtype)
+        for spec in ("identity", "fp16", "randomk(ratio=0.1)", "int8", "topk(k=10)"):
+            total = hvd.allreduce(numbers, op=hvd.Sum, compression=Compression(spec))
+            check_equal(total, hvd.allreduce(numbers, op=hvd.Sum), f"{spec} {dtype}")
+    # Horovod itself refuses these.
+    for tensor in (
+        torch.tensor([True, False]),
+        torch.full((3,), 1 - 2j),
+        torch.ones(3, dtype=torch.uint8),
+    ):
+        sent, context = Compression.fp16.compress(tensor)
+        assert sent is tensor
+        assert Compression.fp16.decompress(sent, context) is tensor
+
+
+@cases
+def fp16_in_the_place_of_the_stock_one() -> None:
+    """What Horovod's own test of `hvd.Compression.fp16` checks, and empty tensors."""
+    for shape in ((5, 5, 5), (20, 20, 20), (7,), (), (0, 3)):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            tensor = torch.ones(shape, dtype=dtype)
+            sent, context = Compression.fp16.compress(tensor)
+            assert sent.dtype == torch.float16
+            check_equal(Compression.fp16.decompress(sent, context), tensor, f"{shape} {dtype}")
+    number = hvd.allreduce(torch.tensor(1.0 + hvd.rank()), compression=Compression.fp16)
+    check_equal(number, torch.tensor((1.0 + hvd.size()) / 2))
+    few = torch.full((3,), 1 + 2**-20)
+    for spec in ("topk(k=1)", "randomk(k=1)"):  # default rules still take small tensors
+        check_equal(hvd.allreduce(few, compression=Compression(spec)), few, spec)
 
 
 @cases

@@ -351,6 +351,48 @@ def tf_allreduce_by_hand_is_refused() -> None:
 
 
 @cases
+def tf_integers_by_hand_travel_as_they_are() -> None:
+    """Exactly, with every spec, as with the stock `Compression.fp16`."""
+    for dtype in (tf.uint8, tf.int32, tf.int64):
+        numbers = tf.cast(tf.reshape(tf.range(MATRIX[0] * MATRIX[1]), MATRIX), dtype)
+        total = hvd.allreduce(numbers, op=hvd.Sum).numpy()
+        for spec in ("identity", "fp16", "int8", "topk(k=10)"):
+            found = hvd.allreduce(numbers, op=hvd.Sum, compression=Compression(spec))
+            check_equal(found.numpy(), total, f"{spec} {dtype}")
+    flags = tf.constant([True, False])
+    assert Compression.fp16.compress(flags)[0] is flags
+
+
+@cases
+def tf_fp16_in_the_place_of_the_stock_one() -> None:
+    """What Horovod's own test of `hvd.Compression.fp16` checks."""
+    for shape in ((17, 17, 17), (3, 3), (), (0, 3)):
+        for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+            tensor = tf.ones(shape, dtype)
+            sent, context = Compression.fp16.compress(tensor)
+            assert sent.dtype == tf.float16
+            found = Compression.fp16.decompress(sent, context)
+            check_equal(found.numpy(), tensor.numpy(), f"{shape} {dtype}")
+    number = hvd.allreduce(tf.constant(1.0 + hvd.rank()), compression=Compression.fp16)
+    assert float(number) == (1 + hvd.size()) / 2
+
+
+@cases
+def tf_complex_gradients_travel_uncompressed() -> None:
+    for spec, dtype in (("identity", tf.complex128), ("fp16", tf.complex64)):
+        weights = variables({"matrix": MATRIX}, dtype)
+        averages = averages_of(weights, Compression(spec, weights))
+        (found,) = averages([tf.fill(MATRIX, tf.constant(1 + hvd.rank() - 2j, dtype))])
+        wanted = np.full(MATRIX, (1 + hvd.size()) / 2 + 2j, dtype.as_numpy_dtype)
+        check_equal(found.numpy(), wanted, spec)
+    weights = variables({"matrix": MATRIX}, tf.complex64)
+    averages = averages_of(weights, Compression("int8", weights))
+    refused(
+        lambda: averages([tf.zeros(MATRIX, tf.complex64)]), Exception, "complex64", "use: identity"
+    )
+
+
+@cases
 def tf_adasum_is_refused() -> None:
     weights = variables({"matrix": MATRIX})
     averages = averages_of(weights, Compression("int8", weights), op=hvd.Adasum)
