@@ -29,9 +29,35 @@ def test_steps_are_those_of_the_formulas(
         wanted = reference.step(grads)
         np.testing.assert_allclose(results[0], wanted, atol=2e-5)
         assert all(one.tobytes() == results[0].tobytes() for one in results)
-        assert np.array_equal(sign.step({"w": grads})["w"][0], np.sign(results[0]))
+        signs = sign.step({"w": grads})["w"]
+        assert np.array_equal(np.abs(signs[0]), np.ones(shape))
+        assert ((signs[0] == np.sign(results[0])) | (results[0] == 0)).all()
+        assert all(one.tobytes() == signs[0].tobytes() for one in signs)
         for rank, expected in zip(plain.ranks, reference.momenta, strict=True):
             np.testing.assert_allclose(rank.state_dict()["momentum"]["w"], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ties_move_either_way_and_blocks_without_momentum_stay(ranks: int) -> None:
+    """With k = 4 values of one bit and one size, 3 of 8 sums are 0 on one rank."""
+    loops = [Loopback(config_of(f"demo(k=4,update={u})"), ranks) for u in ("sign", "plain")]
+    ties = []
+    for step in range(4):
+        signs, plain = (
+            loop.step({"w": gradients(1, step, SHAPE) * ranks})["w"][0] for loop in loops
+        )
+        ties.append(signs[plain == 0])
+    moves = np.concatenate(ties)
+    assert moves.size > 0.3 * 4 * signs.size
+    assert np.array_equal(np.abs(moves), np.ones(moves.size))
+    assert abs(moves.mean()) < 0.05
+    (halves,) = gradients(1, 0, (2, 4096))
+    halves[1] = 0
+    for values in ("fp32", "2bit"):
+        loop = Loopback(config_of(f"demo(k=4,values={values})"), ranks)
+        step_of_halves = loop.step({"w": [halves] * ranks})["w"][0]
+        assert step_of_halves[0].all()
+        assert not step_of_halves[1].any()
 
 
 def test_bits_of_a_sent_value() -> None:
@@ -56,8 +82,9 @@ def test_the_same_bits_at_all_levels_and_threads() -> None:
 
 
 def test_state_comes_back_whatever_the_seed_and_k() -> None:
-    straight = Loopback(config_of("demo(k=32)"), 2)
-    resumed = Loopback(config_of("demo(k=32)").model_copy(update={"seed": 5}), 2)
+    plain = config_of("demo(k=32,update=plain)")  # the seed decides ties of signs
+    straight = Loopback(plain, 2)
+    resumed = Loopback(plain.model_copy(update={"seed": 5}), 2)
     other = Loopback(config_of("demo(k=64,values=int8)"), 2)
     straight.step({"w": gradients(2, 0, SHAPE)})
     take_state(straight, resumed, other)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
@@ -36,7 +37,8 @@ class DeMo(OptimizerStep):
     2. ``q`` = the ``k`` largest coefficients of each block of m, as decoded; all-gathered.
     3. ``m = m - q`` on each rank, with its own q.
     4. ``Q[i]`` = the mean of ``q[i]`` over the ranks that sent coefficient i; 0 if none did.
-    5. ``step = sign(R^-1 Q)``; ``update=plain``: ``R^-1 Q``.
+    5. ``step = sign(R^-1 Q)``; ``update=plain``: ``R^-1 Q``. The sign of 0 is random where a block has
+       other elements: values of one bit often sum to exactly 0. A block of zeros stays 0.
 
     Deviation from the paper: R is a random rotation in blocks of 4096 elements, not a discrete cosine
     transform, and m has the gradient without the learning rate.
@@ -53,6 +55,7 @@ class DeMo(OptimizerStep):
         super().__init__(spec, context)
         params = self._params
         self._sign = params["update"] == "sign"
+        self._seed = context.seed
         self._gather = Gather(
             get_codec(f"blocktopk(k={params['k']},values={params['values']})"),
             Residual(params["momentum"], 1.0, self._momenta),
@@ -66,6 +69,10 @@ class DeMo(OptimizerStep):
         averages = yield from self._gather.bucket_round(name, [self._rotated(m) for m in members])
         for member, average in zip(members, averages, strict=True):
             self._turn_back(average, member.key)
+            if self._sign:
+                self._take_signs(
+                    average, derive_stream(self._seed, member.step, member.key.tensor_id)
+                )
         return averages
 
     @timed("compensate")
@@ -81,8 +88,25 @@ class DeMo(OptimizerStep):
         finite = np.isfinite(average)
         if not finite.all():
             average[~finite] = np.nan  # an Inf has a sign
-        if self._sign:
-            np.sign(average, out=average)
+
+    @timed("decode")
+    def _take_signs(self, average: FloatArray, stream: int) -> None:
+        """Replace an average by its signs; ``stream`` decides ties, equally on all ranks."""
+        np.sign(average, out=average)
+        ties = _ties(average)
+        draws = _core.uniform_signed(stream, ties.size)
+        average[ties] = np.where(draws >= 0, np.float32(1), np.float32(-1))
+
+
+def _ties(signs: FloatArray) -> npt.NDArray[np.intp]:
+    """Indices of zeros in blocks of the rotation that have other elements; the last may be longer."""
+    zeros = np.flatnonzero(signs == 0)
+    if zeros.size == 0:
+        return zeros
+    block = 1 << _core.rotation_of(signs.size)[0]
+    blocks = signs.size // block
+    moving = np.logical_or.reduceat(signs != 0, np.arange(blocks) * block)
+    return zeros[moving[np.minimum(zeros // block, blocks - 1)]]
 
 
 def _stream(key: TensorKey) -> int:
