@@ -33,12 +33,12 @@ from gradcomp.adapter_api import (
     Round,
     Route,
 )
-from gradcomp.errors import ConfigError
+from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.devices import TensorArray, TensorDevice
 from gradcomp_torch.encoder_thread import encodes_beside
 from gradcomp_torch.host_copies import HostCopies
 from gradcomp_torch.optimizers import check_optional
-from gradcomp_torch.parameters import parameter_bytes
+from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.staging import computed_by_now
 from torch_compressors.gloo.device_engine import connect_devices, sum_together
@@ -47,7 +47,7 @@ from torch_compressors.gloo.gather import gather_bytes
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.gloo.process_group import use_own_processors
-from torch_compressors.hook_model import WrappedModel, registered_with
+from torch_compressors.hook_model import UnusedParameters, WrappedModel, registered_with
 from torch_compressors.scaler import ScalerControls
 
 __all__ = ["DDPCompression", "ddp_hook"]
@@ -155,10 +155,11 @@ class DDPCompression(ScalerControls):
         self._begin()
         if model is not None:
             self._model = WrappedModel.of(model)
-            self._connect()
+            self._connect(in_pass=False)
 
     def _begin(self) -> None:
         self._gloo: GlooEngine | None = None
+        self._unused: UnusedParameters | None = None
         self._arrived: list[_Arrived] = []
         self._views: dict[int, _Views] = {}
         self._beside = False  # a thread encodes the gradients of this step
@@ -189,19 +190,22 @@ class DDPCompression(ScalerControls):
         size, _ = node_size(self.config, world)
         return Pipeline(self.config, world.rank(), world.size(), size)
 
-    def _connect(self) -> GlooEngine:
+    def _connect(self, in_pass: bool) -> GlooEngine:
         """Agree with the other ranks, and make the process groups; all ranks call it together."""
         world, shapes = self._model.world, self._model.shapes
         copied = vars(self).get("pipeline")
+        kinds = kinds_of((name, parameter) for parameter, name in self._model.names.items())
         limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
         with naming_the_absent(world, "ddp_hook"):
-            size = agreed_ranks_per_node(self.config, world, shapes, copied)
+            size = agreed_ranks_per_node(self.config, world, shapes, kinds, copied)
             use_own_processors()
             self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
             self._devices, engine = connect_devices(
                 self.pipeline, self._gloo, world, self._model.names, self._timeout
             )
         self._engine = self.pipeline.profiled(engine)
+        if self._model.leaves_out and self.config.stateful:
+            self._unused = UnusedParameters(self._model.names, in_pass)
         return self._gloo
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
@@ -234,7 +238,7 @@ class DDPCompression(ScalerControls):
             ConfigError: a gradient is sparse.
             ProtocolError: another rank does not answer, or a gradient came twice.
         """
-        gloo = self._gloo or self._connect()
+        gloo = self._gloo or self._connect(in_pass=True)
         if bucket.index() == 0:
             self._arrived.clear()
             self._follow_scale()
@@ -245,6 +249,11 @@ class DDPCompression(ScalerControls):
             self._beside = self._has_thread and self.pipeline.stats.profile is None
         arrived = self._take(bucket)
         self._arrived.append(arrived)
+        if self._unused is not None:
+            parameters = {
+                self._model.name(parameter): parameter for parameter in bucket.parameters()
+            }
+            self.pipeline.last_step.keep(self._unused.unused(parameters, arrived.buffer))
         if not self._beside:
             # A GPU has worked on the last bucket since the last call: its exchanges begin now.
             self._release(gloo)
@@ -378,6 +387,9 @@ class DDPCompression(ScalerControls):
     def _finish(self) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
         self._collector.check()
+        if self._unused is not None:
+            self.stats.count("allreduce", self._unused.nbytes)
+            self._unused.ask(self._driver)
         for arrived in self._arrived:
             there: dict[str, torch.Tensor] = {}
             for name, grad in arrived.grads.items():
@@ -398,8 +410,16 @@ class DDPCompression(ScalerControls):
             if arrived.copies is not None:
                 arrived.copies.give_back(arrived.grads)
             arrived.future.set_result(arrived.buffer)
+        if self._unused is not None:
+            self.pipeline.last_step.put_back(self._unused.dropped(self._driver))
         self._arrived.clear()
         self._collector.end_step()
+
+    def _check_complete(self) -> None:
+        if self._arrived:
+            raise ProtocolError(
+                "the backward pass has not given all gradients: call discard_step() after backward()"
+            )
 
 
 def _dense(name: str, grad: FloatArray, copies: HostCopies | None) -> Round:

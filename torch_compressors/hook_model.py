@@ -1,27 +1,42 @@
-"""The model of a communication hook, also if the hook was made before the model was wrapped."""
+"""The model of a communication hook, and what a step uses of it."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import finalize
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
+from gradcomp.adapter_api import AllReduce, Driver, FloatArray
 from gradcomp.errors import ConfigError, StateError
 from gradcomp_torch.parameters import uncompiled_name
 
-__all__ = ["WrappedModel", "registered_with"]
+__all__ = ["UnusedParameters", "WrappedModel", "registered_with"]
 
 
 @dataclass(frozen=True)
 class WrappedModel:
-    """The parameters of a model, and the ranks that average its gradients."""
+    """The parameters of a model, and the ranks that average its gradients.
+
+    Attributes:
+        names: of the parameters.
+        shapes: by name.
+        world: the ranks.
+        leaves_out: a step may leave parameters out, for which DDP then drops what a hook returns.
+    """
 
     names: dict[torch.Tensor, str]
     shapes: dict[str, tuple[int, ...]]
     world: dist.ProcessGroup
+    leaves_out: bool
 
     @classmethod
     def of(cls, model: DistributedDataParallel) -> WrappedModel:
@@ -44,7 +59,8 @@ class WrappedModel:
             if parameter.requires_grad and name not in model.parameters_to_ignore
         }
         shapes = {name: tuple(parameter.shape) for parameter, name in names.items()}
-        return cls(names, shapes, model.process_group)
+        leaves_out = bool(model.find_unused_parameters or model.static_graph)
+        return cls(names, shapes, model.process_group, leaves_out)
 
     def name(self, parameter: torch.Tensor) -> str:
         """The name of a parameter.
@@ -82,3 +98,71 @@ def registered_with(state: object) -> DistributedDataParallel:
         "this compression has no model yet: call model.register_comm_hook(state, hook) first, or pass "
         "the DistributedDataParallel model to ddp_hook"
     )
+
+
+class UnusedParameters:
+    """Finds the parameters that no rank has used in a step, whose averages DDP does not apply.
+
+    With ``find_unused_parameters`` or ``static_graph`` DDP gives a hook zeros for a parameter that this rank
+    has not used. If no rank has used it, DDP leaves ``.grad`` as it is.
+
+    Args:
+        names: of the parameters that DDP averages.
+        in_pass: a backward pass is under way. All its parameters count as used, as nothing saw them.
+    """
+
+    def __init__(self, names: Mapping[torch.Tensor, str], in_pass: bool) -> None:
+        self._places = {name: place for place, name in enumerate(names.values())}
+        # As in DDP, passes under no_sync() count for the step that follows.
+        self._used = set(names.values()) if in_pass else set()
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(_use, self._used, name))  # type: ignore[no-untyped-call]
+            for parameter, name in names.items()
+        ]
+        finalize(self, _remove, hooks)
+        self._applied = np.zeros(len(self._places), np.float32)
+        self._request: Any = None
+
+    def unused(self, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor) -> list[str]:
+        """The names of those parameters of a complete bucket that this rank has not used.
+
+        Args:
+            parameters: of the bucket, by name.
+            buffer: the bucket's gradients. DDP applies the average of a ``.grad`` that is a view of it.
+        """
+        memory = buffer.untyped_storage().data_ptr()
+        unused = []
+        for name, parameter in parameters.items():
+            grad = parameter.grad
+            is_view = grad is not None and grad.untyped_storage().data_ptr() == memory
+            if name in self._used or is_view:
+                self._applied[self._places[name]] = 1
+            else:
+                unused.append(name)
+        return unused
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the request of `ask`."""
+        return self._applied.nbytes
+
+    def ask(self, driver: Driver) -> None:
+        """Begin to compare with the other ranks, after the last bucket of a step."""
+        self._request = driver.post(AllReduce("step.used", self._applied))
+        self._applied = np.zeros_like(self._applied)
+        self._used.clear()
+
+    def dropped(self, driver: Driver) -> list[str]:
+        """The names of the parameters that no rank has used."""
+        request, self._request = self._request, None
+        share: FloatArray = driver.reply(request)
+        return [name for name, place in self._places.items() if share[place] == 0]
+
+
+def _use(used: set[str], name: str, _: torch.Tensor) -> None:
+    used.add(name)
+
+
+def _remove(hooks: Iterable[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()

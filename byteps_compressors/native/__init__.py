@@ -135,6 +135,8 @@ class Plugin:
             ("set_progress", None, (number, ctypes.POINTER(_Progress))),
             ("set_lr", None, (numbers, ctypes.POINTER(ctypes.c_float), ctypes.c_size_t)),
             ("set_loss_scale", None, (numbers, ctypes.c_size_t, ctypes.c_double)),
+            ("keep_steps", None, (numbers, ctypes.c_size_t)),
+            ("discard_step", ctypes.c_size_t, (numbers, ctypes.c_size_t)),
             ("ask", ctypes.c_uint32, (number, text, ctypes.c_uint32)),
             ("epoch", number, ()),
             ("set_epoch", None, (number,)),
@@ -179,14 +181,21 @@ class Plugin:
 
     def set_lr(self, rates: Mapping[Tensor, float]) -> None:
         """Set the learning rates of the coming step; a negative one is unknown."""
-        ids = (ctypes.c_uint64 * len(rates))(*(tensor.id for tensor in rates))
         values = (ctypes.c_float * len(rates))(*rates.values())
-        self._library.gradcomp_byteps_set_lr(ids, values, len(rates))
+        self._library.gradcomp_byteps_set_lr(_ids(rates), values, len(rates))
 
     def set_loss_scale(self, tensors: Collection[Tensor], scale: float) -> None:
         """Begin a step with this loss scale; a smaller one undoes the last step."""
-        ids = (ctypes.c_uint64 * len(tensors))(*(tensor.id for tensor in tensors))
-        self._library.gradcomp_byteps_set_loss_scale(ids, len(tensors), scale)
+        self._library.gradcomp_byteps_set_loss_scale(_ids(tensors), len(tensors), scale)
+
+    def keep_steps(self, tensors: Collection[Tensor]) -> None:
+        """Keep what each step from now on changes, for `discard_step`."""
+        self._library.gradcomp_byteps_keep_steps(_ids(tensors), len(tensors))
+
+    def discard_step(self, tensors: Collection[Tensor]) -> int:
+        """Undo the last step; returns the number of tensors that had one."""
+        undone: int = self._library.gradcomp_byteps_discard_step(_ids(tensors), len(tensors))
+        return undone
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0, for schedules that count epochs."""
@@ -203,6 +212,10 @@ class Plugin:
         out = (ctypes.c_uint64 * 3)()
         self._library.gradcomp_byteps_totals(out)
         return out[0], out[1], out[2]
+
+
+def _ids(tensors: Collection[Tensor]) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * len(tensors))(*(tensor.id for tensor in tensors))
 
 
 @lru_cache(maxsize=1)

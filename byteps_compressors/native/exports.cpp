@@ -36,10 +36,13 @@ void restore(std::vector<float>& to, std::size_t offset, const std::vector<float
   if (!to.empty()) std::copy(from.begin(), from.end(), to.begin() + offset);
 }
 
-void begin_scaled_step(Tensor& tensor, double scale) {
-  const bool skipped = scale < tensor.loss_scale;
+// Begins a step with this loss scale. If the last step was skipped, its changes are undone. Returns
+// whether there were any.
+bool begin_kept_step(Tensor& tensor, double scale, bool skipped) {
+  bool undone = false;
   for (Part& part : tensor.parts) {
-    const bool undoes = skipped && tensor.scaled && part.steps > part.marked;
+    const bool undoes = skipped && tensor.keeps_steps && part.steps > part.marked;
+    undone |= undoes;
     part.skips = part.skips_now() | (undoes ? 1 : 0);
     part.marked = part.steps;
     if (undoes && part.kept) {
@@ -56,7 +59,19 @@ void begin_scaled_step(Tensor& tensor, double scale) {
     for (float& value : tensor.momentum) value *= factor;
   }
   tensor.loss_scale = scale;
-  tensor.scaled = true;
+  tensor.keeps_steps = true;
+  return undone;
+}
+
+// Calls fn(tensor) for each tensor, with its lock.
+template <typename Fn>
+void for_tensors(const std::uint64_t* ids, std::size_t count, const Fn& fn) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto tensor = find_tensor(ids[i]);
+    if (tensor == nullptr) continue;
+    const std::lock_guard<std::mutex> lock(tensor->mutex);
+    fn(*tensor);
+  }
 }
 
 }  // namespace
@@ -181,12 +196,26 @@ __attribute__((visibility("default"))) void gradcomp_byteps_set_lr(const std::ui
 __attribute__((visibility("default"))) void gradcomp_byteps_set_loss_scale(const std::uint64_t* ids,
                                                                            std::size_t count,
                                                                            double scale) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto tensor = find_tensor(ids[i]);
-    if (tensor == nullptr) continue;
-    const std::lock_guard<std::mutex> lock(tensor->mutex);
-    begin_scaled_step(*tensor, scale);
-  }
+  for_tensors(ids, count,
+              [&](Tensor& tensor) { begin_kept_step(tensor, scale, scale < tensor.loss_scale); });
+}
+
+// Keeps what each step from now on changes, for gradcomp_byteps_discard_step().
+__attribute__((visibility("default"))) void gradcomp_byteps_keep_steps(const std::uint64_t* ids,
+                                                                       std::size_t count) {
+  for_tensors(ids, count,
+              [](Tensor& tensor) { begin_kept_step(tensor, tensor.loss_scale, false); });
+}
+
+// Undoes the last step, which all workers discard; servers follow with the next message. Returns
+// the number of tensors with such a step.
+__attribute__((visibility("default"))) std::size_t gradcomp_byteps_discard_step(
+    const std::uint64_t* ids, std::size_t count) {
+  std::size_t undone = 0;
+  for_tensors(ids, count, [&](Tensor& tensor) {
+    undone += begin_kept_step(tensor, tensor.loss_scale, true) ? 1 : 0;
+  });
+  return undone;
 }
 
 // Sets the epoch, counted from 0.

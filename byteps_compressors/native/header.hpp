@@ -22,9 +22,10 @@ struct Header {
   struct Unit {
     double value = 1;         // the learning rate over the loss scale; 0: the residual waits
     std::uint32_t steps = 0;  // number of steps before this message
-    // With a loss scale: bit i tells whether all workers skipped step `steps - 1 - i`.
+    // While steps are kept: bit i tells whether all workers skipped or discarded step
+    // `steps - 1 - i`.
     std::uint32_t skips = 0;
-    bool scaled = false;  // whether a loss scale was set
+    bool scaled = false;  // whether steps are kept, as with a loss scale
 
     // Whether `step` was skipped.
     bool skipped(std::uint32_t step) const {

@@ -149,7 +149,7 @@ class ServerPartition final : public Partition {
   Header header_;           // of the latest coded message from a worker
   std::vector<float> residual_;
   double unit_ = 1;  // of the residual; 0: unknown
-  // Residual and unit before a step, with a loss scale.
+  // Residual and unit before a step, while steps are kept.
   struct Kept {
     std::vector<float> residual;
     double unit = 1;

@@ -25,9 +25,9 @@ struct Part {
   std::uint64_t steps = 0;
   float lr = 0;
   bool fresh = true;
-  // With a loss scale: bit i tells whether step `marked - 1 - i` was skipped.
+  // While steps are kept: bit i tells whether step `marked - 1 - i` was skipped or discarded.
   std::uint32_t skips = 0;
-  std::uint64_t marked = 0;  // number of steps at the last call that set a loss scale
+  std::uint64_t marked = 0;  // number of steps at the last call that began a step or discarded one
   // State before the latest step, if it changed any.
   bool kept = false;
   float kept_lr = 0;
@@ -52,8 +52,9 @@ struct Tensor {
   std::size_t partitioned = 0;  // their elements
   Progress resumed;             // start of partitions that are not registered yet
   double loss_scale = 1;
-  bool scaled = false;  // whether a loss scale was set in this process
-  float lr = -1;        // learning rate of the present step; negative if unknown
+  // Whether steps can be undone: a loss scale was set in this process, or steps may be discarded.
+  bool keeps_steps = false;
+  float lr = -1;  // learning rate of the present step; negative if unknown
   // The servers' residual; empty except during a checkpoint's exchange.
   std::vector<float> servers;
   std::uint16_t ask = 0;     // kRead or kWrite: kind of the next push; 0: a gradient

@@ -114,11 +114,11 @@ class WorkerPartition final : public Partition {
   // Sets a message's unit; `lr` is the learning rate, for specs with lr=scale.
   void set_unit(Header& header, float lr) const {
     const bool follows_lr = (keeps_ & GRADCOMP_KEEPS_LR) != 0;
-    header.has_unit = follows_lr || tensor_->scaled || tensor_->loss_scale != 1;
+    header.has_unit = follows_lr || tensor_->keeps_steps || tensor_->loss_scale != 1;
     header.unit.value = (follows_lr ? lr : 1.0) / tensor_->loss_scale;
     header.unit.steps = static_cast<std::uint32_t>(part().steps);
     header.unit.skips = part().skips_now();
-    header.unit.scaled = tensor_->scaled;
+    header.unit.scaled = tensor_->keeps_steps;
   }
 
   // Copies the state that a step may undo.
@@ -175,6 +175,7 @@ class WorkerPartition final : public Partition {
     const float lr = present_lr();
     set_unit(header_, lr);
     ++state.steps;
+    state.kept = false;
     const gradcomp_codec* const codec = codec_at(header_.step, header_.epoch);
     const gradcomp_memory memory = {
         array(tensor_->residual, own_.residual, GRADCOMP_KEEPS_RESIDUAL, n),
@@ -183,7 +184,7 @@ class WorkerPartition final : public Partition {
     const gradcomp_call call = call_of(header_);
     const float* const values = load_values(grad, n);
     if (limit_ == 0 && keeps_ == 0) return raw(grad.data, grad.size);
-    if (tensor_->scaled) {
+    if (tensor_->keeps_steps) {
       // All workers see the overflow in the average and skip the step.
       if (!finite(values, n)) {
         return answered_coded_ ? overflow_message(header_, n) : raw(grad.data, grad.size);

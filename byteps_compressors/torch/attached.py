@@ -29,7 +29,7 @@ from gradcomp.adapter_api import (
     check_scale,
     digest_parameters,
 )
-from gradcomp.errors import GradcompError
+from gradcomp.errors import ConfigError, GradcompError, StateError
 from gradcomp_torch.parameters import parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.state import as_array, with_arrays
@@ -64,6 +64,7 @@ class Attached(Checkpointed):
         self._tensors = dict(tensors)
         self._parameters = dict(parameters)
         self._scaled = [name for name, spec in self.specs.items() if spec.scales_lr]
+        self._discards = False
         self._states = States(config, self._tensors, fed_back)
 
     def set_epoch(self, epoch: int) -> None:
@@ -111,6 +112,38 @@ class Attached(Checkpointed):
         """
         check_scale(scale)
         native.load().set_loss_scale(self._tensors.values(), scale)
+
+    def allow_discard(self) -> None:
+        """Keep what each step changes, for `discard_step`.
+
+        All workers must call it between the same steps. From then on, a gradient with an element that is
+        not finite makes the average not finite on all workers, as with a loss scale.
+        """
+        native.load().keep_steps(self._tensors.values())
+        self._discards = True
+
+    def discard_step(self) -> None:
+        """Take back the last step, the averages of which are not applied.
+
+        All workers must call it when all averages of the step are there (``optimizer.synchronize()``) and
+        before the next step. Residuals and momenta of workers return to their values before the step,
+        and those of servers follow with the next gradient. The number of steps, which seeds random codecs
+        and which schedules count, goes on.
+
+        Raises:
+            ConfigError: `allow_discard` was not called.
+            StateError: there is no step to discard.
+        """
+        if not self._discards:
+            raise ConfigError(
+                "discard_step() needs the state from before the step: call allow_discard() once, on "
+                "every worker, before the first step"
+            )
+        if not native.load().discard_step(self._tensors.values()):
+            raise StateError(
+                "there is no step to discard: no gradient was averaged since allow_discard(), "
+                "load_state_dict() or the last discard_step()"
+            )
 
     def read_rates(self, optimizer: Any) -> None:
         """Call `set_lr` with the optimizer's rates at the first gradient of each step.
@@ -272,16 +305,16 @@ def attach(
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
     check_config(config)
     check_environment()
-    parameters = dict(named_parameters)
-    shapes = {name: tuple(parameters[name].shape) for name in sorted(parameters)}
-    specs = {name: spec_for(config, name, parameters[name]) for name in sorted(parameters)}
+    parameters = dict(sorted(dict(named_parameters).items()))
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    specs = {name: spec_for(config, name, parameter) for name, parameter in parameters.items()}
     for name in specs:
         if name in _attached:
             raise GradcompError(
                 f"the gradient of '{name}' is already attached: attach each model once, and give the "
                 "parameters of several models different prefixes"
             )
-    check_agreement(config, shapes, server_feedback)
+    check_agreement(config, parameters, server_feedback)
     _report(config, shapes)
     whole = {
         codec.name

@@ -15,7 +15,7 @@ from byteps_compressors.torch.checks import check_config
 from byteps_compressors.torch.environment import check_initialized
 from gradcomp import Config, get_codec, list_codecs
 from gradcomp.adapter_api import AllReduce, Pipeline, Round, Spec, Stats
-from gradcomp.errors import ConfigError
+from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.parameters import uncompiled
 
 __all__ = ["Compression"]
@@ -102,6 +102,18 @@ class Compression(metaclass=_ByName):
         """Begin a step of mixed precision; see `gradcomp.Pipeline.set_loss_scale`."""
         self.pipeline.set_loss_scale(scale)
 
+    def allow_discard(self) -> None:
+        """Copy what each step changes, for `discard_step`; on every worker."""
+        self.pipeline.last_step.allow_discard()
+
+    def discard_step(self) -> None:
+        """Take back the last step, after ``optimizer.synchronize()``, on every worker."""
+        if self._running:
+            raise ProtocolError(
+                "the step's averages are missing: call optimizer.synchronize() before discard_step()"
+            )
+        self.pipeline.last_step.discard()
+
     @property
     def stats(self) -> Stats:
         """Bytes that this worker has handed to BytePS."""
@@ -116,6 +128,8 @@ class Compression(metaclass=_ByName):
                 "BytePS averages a gradient once, so errors cannot be measured: use "
                 "start_profile() without error=True"
             )
+        if not self._running:
+            self.pipeline.last_step.begin()
         values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         running = self.pipeline.round(self._name_of(tensor), values)
         try:

@@ -100,6 +100,7 @@ class Collector:
             ProtocolError: the ranks' states differ where they must be equal; see `check`.
         """
         pipeline = self._pipeline
+        pipeline.last_step.begin()
         profile = pipeline.stats.profile
         if profile is not None:
             profile.begin_step()

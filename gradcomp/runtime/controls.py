@@ -46,6 +46,24 @@ class Controls(Checkpointed):
         """Begin a step of mixed precision; see `Pipeline.set_loss_scale`."""
         self.pipeline.set_loss_scale(scale)
 
+    def allow_discard(self) -> None:
+        """Copy what each step changes, for `discard_step`; see `LastStep.allow_discard`."""
+        self.pipeline.last_step.allow_discard()
+
+    def discard_step(self) -> None:
+        """Take back the last step, the averages of which are not applied; see `LastStep.discard`.
+
+        Raises:
+            ConfigError: `allow_discard` was not called.
+            StateError: there is no step to discard.
+            ProtocolError: averages of the step are missing.
+        """
+        self._check_complete()
+        self.pipeline.last_step.discard()
+
+    def _check_complete(self) -> None:
+        """Raise ProtocolError if a step has begun and not all of its averages are there."""
+
     def set_step(self, step: int) -> None:
         """Tell the script's own step, counted from 0; before each step, on every rank.
 

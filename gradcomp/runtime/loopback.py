@@ -78,6 +78,16 @@ class Loopback:
         for rank in self.ranks:
             rank.set_loss_scale(scale)
 
+    def allow_discard(self) -> None:
+        """See `LastStep.allow_discard`."""
+        for rank in self.ranks:
+            rank.last_step.allow_discard()
+
+    def discard_step(self) -> None:
+        """See `LastStep.discard`."""
+        for rank in self.ranks:
+            rank.last_step.discard()
+
     def begin_at(self, step: int, names: Iterable[str]) -> None:
         """Continue as if the tensors had ``step`` steps, and as many epochs, behind them."""
         self.set_epoch(step)
@@ -109,6 +119,8 @@ class Loopback:
         for stats in self.stats:
             if stats.profile is not None:
                 stats.profile.begin_step()
+        for pipeline in self.ranks:
+            pipeline.last_step.begin()
         comparisons = [pipeline.comparison for pipeline in self.ranks]
         first, *others = comparisons
         if first.needed:

@@ -59,6 +59,8 @@ def moved(pipeline: Pipeline, state: State, epoch: int | None = None) -> Pipelin
     """
     new = Pipeline(pipeline.config, state["rank"], state["world_size"], elastic=pipeline.elastic)
     new.load_state_dict(state)
+    if pipeline.last_step.can_discard:
+        new.last_step.allow_discard()
     if epoch is not None:
         new.set_epoch(epoch)
     new.stats = pipeline.stats

@@ -26,6 +26,7 @@ from gradcomp.runtime.policy.decision import Decision
 from gradcomp.runtime.policy.predictions import predictions
 from gradcomp.runtime.policy.run import PolicyRun
 from gradcomp.runtime.resolve import Resolved, Resolver
+from gradcomp.runtime.state.last_step import LastStep
 from gradcomp.runtime.state.loss_scale import check_sends_nan
 from gradcomp.runtime.state.rank_state import RankState, State
 
@@ -65,6 +66,7 @@ class Pipeline:
         resolver: decides about tensors.
         policy: the run of the policy ``auto``.
         comparison: with the other ranks, in each step.
+        last_step: takes back what the last step changed.
 
     Raises:
         SpecError: the spec is wrong.
@@ -120,6 +122,7 @@ class Pipeline:
             self.resolver.set_epoch(epoch)
         self.policy = PolicyRun(self._policy, self.resolver.forget, self.rank == 0)
         self.comparison = StepComparison(self.config, self._state, self.resolver)
+        self.last_step = LastStep(self._state)
 
     def begin_peer_messages(self, device: Device) -> None:
         """Take gradients in the memory of a device that sends messages to other ranks' devices.
@@ -199,8 +202,6 @@ class Pipeline:
         if not self._state.loss_scale.active:
             check_sends_nan(self.config)
         self._state.set_loss_scale(scale)
-
-    # Resolution.
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
         """The decision about a tensor for its next round. Tensors of equal specs share aggregators.

@@ -69,7 +69,7 @@ def torchrun2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob
 @pytest.fixture(scope="session")
 def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of torchrun."""
-    modules = ["ddp_device", "ddp_thread", "ddp_features", "compiled", "trainers"]
+    modules = ["ddp_device", "ddp_thread", "ddp_features", "compiled", "trainers", "conservation"]
     modules += ["fsdp_features", "fsdp_between"]
     return run_cases(modules, 2, "torchrun", tmp_path_factory.mktemp("ddp2"), shared)
 
@@ -77,7 +77,9 @@ def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 @pytest.fixture(scope="session")
 def ddp2_horovod(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of Horovod on Gloo, which also make a process group of torch."""
-    modules = [f"{module}:with_horovod" for module in ("ddp", "compiled", "trainers")]
+    modules = [
+        f"{module}:with_horovod" for module in ("ddp", "compiled", "trainers", "conservation")
+    ]
     folder = tmp_path_factory.mktemp("ddp2_horovod")
     return run_cases([*modules, "outer"], 2, "gloo", folder, shared, environment=_SELDOM)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch import HERE, CaseJob, run
-from workers import compiled, ddp, ddp_damaged, ddp_device, ddp_features, ddp_thread
+from workers import compiled, conservation, ddp, ddp_damaged, ddp_device, ddp_features, ddp_thread
 from workers.replicas import SPECS
 
 
@@ -16,7 +16,9 @@ def test_ddp(torchrun2: CaseJob, case: str) -> None:
     torchrun2.check(case)
 
 
-@pytest.mark.parametrize("case", {**ddp.with_horovod, **compiled.with_horovod})
+@pytest.mark.parametrize(
+    "case", {**ddp.with_horovod, **compiled.with_horovod, **conservation.with_horovod}
+)
 def test_with_horovod(ddp2_horovod: CaseJob, case: str) -> None:
     ddp2_horovod.check(case)
 
@@ -26,6 +28,7 @@ FEATURES = {
     **ddp_device.cases,
     **ddp_thread.cases,
     **compiled.cases,
+    **conservation.cases,
 }
 
 

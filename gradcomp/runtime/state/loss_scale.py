@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,8 +11,9 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import Device, device_of
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.memory import Arrays, MemoryState
+from gradcomp.exchange.memory import MemoryState
 from gradcomp.exchange.select import exchange_pattern
+from gradcomp.runtime.state.step_copies import Before, StepCopies
 
 __all__ = ["LossScale", "check_scale", "check_sends_nan", "poisoned"]
 
@@ -21,67 +22,35 @@ _SCALED_KINDS = ("residual", "momentum")
 
 
 class LossScale:
-    """Factor of the loss, and copies of the arrays that the present step changes.
+    """Factor of the loss, to which memories belong.
 
     Args:
         arrays: by kind, then by tensor name.
+        copies: of the arrays before the present step.
 
     Attributes:
         scale: the present factor; 1 until `set`.
-        active: `set` was called: rounds must call `keep`.
+        active: `set` was called: rounds must copy what they change.
     """
 
-    def __init__(self, arrays: MemoryState) -> None:
+    def __init__(self, arrays: MemoryState, copies: StepCopies) -> None:
         self.scale = 1.0
         self.active = False
         self._arrays = arrays
-        self._specs: dict[str, str | None] = {}
-        # Of earlier steps, too: their memory is used again.
-        self._copies: dict[str, Arrays] = {}
+        self._copies = copies
 
-    def keep(self, specs: Mapping[str, str | None]) -> None:
-        """Copy the arrays of tensors on their devices, before a round changes them.
-
-        Args:
-            specs: by name, the spec of each tensor's last round; None before the first.
-        """
-        of_devices: dict[Device, list[tuple[FloatArray, FloatArray]]] = {}
-        for name, spec in specs.items():
-            self._specs[name] = spec
-            rooms, copies = self._copies.get(name, {}), {}
-            for kind, arrays in self._arrays.items():
-                array, copy = arrays.get(name), rooms.get(kind)
-                if array is None:
-                    continue
-                device = device_of(array)
-                if copy is None or copy.size != array.size or device_of(copy) is not device:
-                    copy = device.zeros(array.size)
-                copies[kind] = copy
-                of_devices.setdefault(device, []).append((array.reshape(-1), copy))
-            self._copies[name] = copies
-        for device, pairs in of_devices.items():
-            device.copy(pairs)
-
-    def set(self, scale: float) -> dict[str, str | None]:
+    def set(self, scale: float) -> dict[str, Before]:
         """Begin a step with this factor. A smaller factor means that the last step was skipped.
 
         Returns:
-            After a skipped step: the specs, by tensor name, to which the arrays now belong.
+            After a skipped step: by tensor name, the numbers from before it.
 
         Raises:
             ConfigError: the factor is not a positive number.
         """
         check_scale(scale)
-        restored: dict[str, str | None] = {}
-        if scale < self.scale:
-            restored = dict(self._specs)
-            for name in restored:
-                copies = self._copies.pop(name)
-                for kind, arrays in self._arrays.items():
-                    arrays.pop(name, None)
-                    if kind in copies:
-                        arrays[name] = copies[kind]
-        self._specs.clear()
+        restored = self._copies.put_back() if scale < self.scale else {}
+        self._copies.begin()
         factor = float(np.float32(scale / self.scale))
         if factor != 1:
             self._multiply(factor)
@@ -98,7 +67,7 @@ class LossScale:
 
     def load(self, scale: float) -> None:
         """Continue with arrays that were saved under this factor."""
-        self._specs.clear()
+        self._copies.begin()
         self.scale = scale
 
 

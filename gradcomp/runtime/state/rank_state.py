@@ -19,6 +19,7 @@ from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_o
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
 from gradcomp.runtime.state.loss_scale import LossScale, poisoned
 from gradcomp.runtime.state.state_check import STATE_VERSION, checked_states
+from gradcomp.runtime.state.step_copies import Before, StepCopies
 
 __all__ = ["RankState", "State"]
 
@@ -60,7 +61,9 @@ class RankState:
     Attributes:
         arrays: by kind, then by tensor name; flat float32. Aggregators hold the same dicts.
         rates: the learning rates of the present step.
+        copies: of what the present step changes.
         loss_scale: the factor of the loss in the present step.
+        discards: every step is copied, so that it can be discarded.
         script_step: the script's own step, counted from 0; None if the script does not tell it. It is
             in no checkpoint.
 
@@ -75,7 +78,9 @@ class RankState:
         self.node = Node.of(rank, world_size, ranks_per_node)
         self.arrays: MemoryState = {kind: {} for kind in STATE_KINDS}
         self.rates = Rates()
-        self.loss_scale = LossScale(self.arrays)
+        self.copies = StepCopies(self.arrays)
+        self.loss_scale = LossScale(self.arrays, self.copies)
+        self.discards = False
         self.script_step: int | None = None
         self._rounds: dict[str, int] = {}
         self._specs: dict[str, str] = {}
@@ -126,6 +131,8 @@ class RankState:
 
     def go_dense(self, name: str) -> None:
         """Forget the arrays of a tensor that travels dense, with nothing unsent."""
+        if self.discards:
+            self.keep([name])
         if self._specs.get(name) != DENSE_SPEC.canonical:
             self._forget(name, STATE_KINDS)
             self._specs[name] = DENSE_SPEC.canonical
@@ -134,11 +141,30 @@ class RankState:
         self, resolved: Sequence[Resolved], grads: Sequence[FloatArray]
     ) -> Sequence[FloatArray]:
         """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
-        if not self.loss_scale.active:
-            return grads
-        names = [tensor.key.name for tensor in resolved]
-        self.loss_scale.keep({name: self._specs.get(name) for name in names})
-        return poisoned(grads)
+        if self.discards or self.loss_scale.active:
+            self.keep(tensor.key.name for tensor in resolved)
+        return poisoned(grads) if self.loss_scale.active else grads
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Copy the state of tensors, before a round changes it."""
+        self.copies.keep({name: Before(self._specs.get(name), self.step(name)) for name in names})
+
+    def put_back(self, names: Iterable[str] | None = None) -> None:
+        """Give tensors the state that they had before the present step; see `StepCopies.put_back`."""
+        restored = self.copies.put_back(names)
+        self._put_back_specs(restored)
+        for name, before in restored.items():
+            if before.rounds:
+                self._rounds[name] = before.rounds
+            else:
+                self._rounds.pop(name, None)
+
+    def _put_back_specs(self, restored: Mapping[str, Before]) -> None:
+        for name, before in restored.items():
+            if before.spec is None:
+                self._specs.pop(name, None)
+            else:
+                self._specs[name] = before.spec
 
     def hand_over(self, resolved: Resolved, grad: FloatArray) -> FloatArray:
         """Give the arrays of a tensor's last spec to its present one, if these differ.
@@ -190,11 +216,8 @@ class RankState:
 
     def set_loss_scale(self, scale: float) -> None:
         """Begin a step with this factor of the loss; see `Pipeline.set_loss_scale`."""
-        for name, spec in self.loss_scale.set(scale).items():
-            if spec is None:
-                self._specs.pop(name, None)
-            else:
-                self._specs[name] = spec
+        # Counters go on: the ranks have made the step, and then skipped its result.
+        self._put_back_specs(self.loss_scale.set(scale))
 
     def to_dict(self) -> State:
         """Plain data and copies of all arrays; see `Pipeline.state_dict`."""

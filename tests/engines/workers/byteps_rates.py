@@ -17,7 +17,7 @@ from workers.byteps_model import Tensor
 from workers.runner import Cases, refused, report
 
 from byteps_compressors.torch import Attached, Compression, DistributedOptimizer, attach
-from gradcomp import ConfigError, Loopback
+from gradcomp import ConfigError, Loopback, StateError
 from support.pipelines import config_of
 
 RATES = [0.1, 0.1, 0.05, 0.0, 0.02, 0.002]
@@ -194,6 +194,44 @@ def loss_scales() -> None:
         for kind in ("residual", "momentum", "servers"):
             for key, value in mine[kind].items():
                 assert torch.equal(value / STEPS[-1][0], other[kind][f"{key}.plain"]), (name, kind)
+
+
+@cases
+def discarded_steps() -> None:
+    """A run whose script discards steps equals one without them; the servers' residuals, too."""
+    specs = ("residual|topk(ratio=0.05)", "momentum_correction|topk(ratio=0.05)", "residual|sign")
+    handles, plain, names = {}, {}, {}
+    for i, spec in enumerate(specs):
+        for feedback in ("on", "off"):
+            name = f"discarded.{i}.{feedback}"
+            names[name] = spec
+            handles[name] = attached_to(name, NUMEL, spec, feedback)
+            plain[name] = attached_to(f"{name}.plain", NUMEL, spec, feedback)
+    for handle in handles.values():
+        refused(handle.discard_step, ConfigError, "call allow_discard() once")
+        handle.allow_discard()
+        refused(handle.discard_step, StateError, "there is no step to discard")
+
+    def grads(step: int, suffix: str, scale: float) -> dict[str, torch.Tensor]:
+        return {
+            name + suffix: gradient(name, step, bps.rank(), NUMEL, torch.float32) * scale
+            for name in names
+        }
+
+    for step in range(5):
+        for spike in range(step % 3):
+            averages(grads(100 + spike, "", 1000.0))
+            for handle in handles.values():
+                handle.discard_step()
+                refused(handle.discard_step, StateError, "there is no step to discard")
+        results, wanted = averages(grads(step, "", 1.0)), averages(grads(step, ".plain", 1.0))
+        for name, spec in names.items():
+            assert torch.equal(results[name], wanted[f"{name}.plain"]), (spec, name, step)
+    for name, handle in handles.items():
+        mine, other = handle.state_dict(), plain[name].state_dict()
+        for kind in ("residual", "momentum", "servers"):
+            for key, value in mine[kind].items():
+                assert torch.equal(value, other[kind][f"{key}.plain"]), (name, kind)
 
 
 @cases

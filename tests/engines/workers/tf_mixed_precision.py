@@ -247,3 +247,26 @@ def tf_keras_fit_in_float16() -> None:
         ConfigError,
         "SGD has momentum=0.9",
     )
+
+
+@cases
+def tf_a_discarded_step() -> None:
+    """Nothing of a gradient that is averaged and thrown away comes back."""
+    kept, plain = Compression(SPEC), Compression(SPEC)
+    kept.allow_discard()
+    variable = tf.Variable(tf.zeros((64, 80)), name="discarded")
+
+    def average(compression: Compression, step: int, scale: float = 1.0) -> Any:
+        rng = np.random.default_rng([step, hvd.rank()])
+        grad = tf.constant(scale * rng.standard_normal((64, 80)), tf.float32)
+        with tf.GradientTape() as inner:
+            loss = tf.reduce_sum(variable * grad)
+        tape = hvd.DistributedGradientTape(inner, compression=compression)
+        return tape.gradient(loss, [variable])[0].numpy()
+
+    for step in range(4):
+        if step in (0, 2):
+            average(kept, 100 + step, 1000.0)
+            kept.discard_step()
+        np.testing.assert_array_equal(average(kept, step), average(plain, step))
+    refused(tf.function(kept.discard_step), Exception, "outside of tf.function")
