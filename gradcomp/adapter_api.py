@@ -32,7 +32,7 @@ from gradcomp.runtime.agree.agreement import (
     agreement_line,
     build_text,
     check_agreement,
-    model_digest,
+    model_text,
 )
 from gradcomp.runtime.agree.comparison import (
     check_digests,
@@ -104,7 +104,7 @@ __all__ = [
     "common_state",
     "digest_parameters",
     "exchange_pattern",
-    "model_digest",
+    "model_text",
     "moved",
     "pack_state",
     "placed",

@@ -9,7 +9,7 @@ import torch
 
 from gradcomp.adapter_api import FloatArray, OuterSteps
 from gradcomp.errors import ConfigError
-from gradcomp_torch.parameters import is_sharded, uncompiled
+from gradcomp_torch.parameters import is_sharded, kinds_of, uncompiled
 from gradcomp_torch.state import as_array
 
 __all__ = ["ParameterValues", "TensorOuterSteps"]
@@ -23,6 +23,7 @@ class ParameterValues:
 
     Attributes:
         shapes: by name; without parameters that have no element on this rank.
+        kinds: dtypes by name.
         rounds: whether any parameter is not float32.
 
     Raises:
@@ -38,6 +39,7 @@ class ParameterValues:
         self.shapes: Mapping[str, tuple[int, ...]] = {
             name: tuple(tensor.shape) for name, tensor in self._tensors.items()
         }
+        self.kinds = kinds_of(self._tensors.items())
         self.rounds = any(tensor.dtype != torch.float32 for tensor in self._tensors.values())
 
     def named(self) -> list[tuple[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ import torch
 
 from gradcomp.errors import ConfigError
 
-__all__ = ["check_unsharded", "is_sharded", "parameter_bytes", "uncompiled", "uncompiled_name"]
+__all__ = ["check_unsharded", "is_sharded", "kinds_of", "parameter_bytes", "uncompiled", "uncompiled_name"]
 
 
 def parameter_bytes(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Any]]:
@@ -17,6 +17,17 @@ def parameter_bytes(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple
     for name, tensor in named:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         yield name, flat.view(torch.uint8).numpy()
+
+
+def kinds_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """Dtype, and layout if it is no dense one, of tensors by name, such as "float32"."""
+    return {name: " ".join(_kind(tensor)) for name, tensor in named}
+
+
+def _kind(tensor: torch.Tensor) -> Iterator[str]:
+    yield str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided:
+        yield str(tensor.layout).removeprefix("torch.")
 
 
 def uncompiled_name(name: str) -> str:

@@ -331,13 +331,14 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def _parameters(self) -> Iterable[tuple[str, Any]]:
         """Names and buffers of all parameters; see `Collector`."""
 
-    def agree(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
+    def agree(self, shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, str]) -> Collector:
         """Check that all ranks agree, before any rank sends a gradient; make the collector.
 
         Every rank must call it with its first gradients.
 
         Args:
             shapes: of all parameters, in the order of the model.
+            kinds: of the same, see `agreement_line`.
 
         Raises:
             ProtocolError: the ranks' configurations or models differ.
@@ -355,7 +356,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         problem = node_problem(self.HOROVOD, self.config, process_set) or self.pipeline.mismatch(
             process_set.rank(), process_set.size(), ranks_per_node(self.HOROVOD, self.config)
         )
-        own_line = agreement_line(self.config, shapes, problem, self._compared_options())
+        own_line = agreement_line(self.config, shapes, problem, self._compared_options(), kinds)
         lines = self.gather(own_line.encode())
         check_agreement([line.decode(errors="replace") for line in lines])
         use_processors(self.HOROVOD.local_size())

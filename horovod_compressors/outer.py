@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradcomp.adapter_api import OuterOptions, OuterSteps, Values
@@ -16,9 +16,17 @@ class HorovodOuterSteps(OuterSteps):
     """Base class of Horovod's ``OuterStep``s: agrees with the other ranks through a compression."""
 
     def _agree(
-        self, compression: BaseCompression, values: Values, every: int, options: dict[str, Any]
+        self,
+        compression: BaseCompression,
+        values: Values,
+        kinds: Mapping[str, str],
+        every: int,
+        options: dict[str, Any],
     ) -> OuterOptions:
         """Set everything that `OuterSteps` needs; every rank must call it. Returns the settings.
+
+        Args:
+            kinds: of the values, see `agreement_line`.
 
         Raises:
             ConfigError: an argument does not fit; see `OuterOptions.of`.
@@ -33,7 +41,7 @@ class HorovodOuterSteps(OuterSteps):
         self.config = compression.config
         self._compression = compression
         self._pipeline = compression.pipeline
-        self._collector = compression.agree(values.shapes)
+        self._collector = compression.agree(values.shapes, kinds)
         chosen.check_same(self._gather_bytes(chosen.text().encode()))
         return chosen
 

@@ -80,7 +80,7 @@ class OuterStep(TensorOuterSteps):
         _check_shards(named, world)
         values = ParameterValues(named)
         with naming_the_absent(world, "OuterStep"):
-            size = agreed_ranks_per_node(self.config, world, values.shapes)
+            size = agreed_ranks_per_node(self.config, world, values.shapes, values.kinds)
             chosen.check_same(gather_texts(chosen.text(), world))
         _check_ddp(model, world, size)
         use_own_processors()

@@ -38,7 +38,7 @@ from gradcomp.adapter_api import (
     take_common_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, missing_package
-from gradcomp_torch.parameters import check_unsharded
+from gradcomp_torch.parameters import check_unsharded, kinds_of
 from torch_compressors.elastic.members import check_only_residuals, join_members
 
 try:
@@ -118,10 +118,13 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         self.step: Callable[[], int] = lambda: 0  # set by the manager
         self._fragments: list[list[str]] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._kinds: dict[str, str] = {}
         for number, fragment in enumerate(fragments):
             check_unsharded(fragment.named_parameters())
             prefix = f"{number}." if len(fragments) > 1 else ""
-            shapes = {f"{prefix}{name}": tuple(p.shape) for name, p in fragment.named_parameters()}
+            named = {f"{prefix}{name}": p for name, p in fragment.named_parameters()}
+            shapes = {name: tuple(p.shape) for name, p in named.items()}
+            self._kinds.update(kinds_of(named.items()))
             self._fragments.append([*shapes])
             self._shapes.update(shapes)
         self._config = config
@@ -155,7 +158,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
     def _agree(self) -> None:
         """Compare configurations; members that are behind take the counters of the others."""
         own_member = {
-            "agreement": agreement_line(self._config, self._shapes, None),
+            "agreement": agreement_line(self._config, self._shapes, None, kinds=self._kinds),
             "common": common_state(self.pipeline),
         }
         line = np.frombuffer(bytearray(json.dumps(own_member).encode() + b"\n"), np.uint8)

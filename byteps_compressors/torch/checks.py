@@ -10,8 +10,9 @@ from byteps_compressors import native
 from byteps_compressors.build import plugin
 from byteps_compressors.gather import WORKER, gather_values
 from gradcomp import Config
-from gradcomp.adapter_api import Spec, build_text, check_equal, model_digest
+from gradcomp.adapter_api import Spec, build_text, check_equal, model_text
 from gradcomp.errors import ConfigError
+from gradcomp_torch.parameters import kinds_of
 
 __all__ = ["check_agreement", "check_config", "spec_for"]
 
@@ -83,18 +84,20 @@ def spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
     return choice.spec
 
 
-def check_agreement(config: Config, shapes: Mapping[str, tuple[int, ...]], feedback: str) -> None:
+def check_agreement(
+    config: Config, parameters: Mapping[str, torch.Tensor], feedback: str
+) -> None:
     """Compare versions, configuration, parameters and options of all workers.
 
     Raises:
         ProtocolError: the workers differ.
     """
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     values = {
         "version": build_text(),
         "plug-in library": plugin().parent.name,
         "configuration": config.digest_text(),
-        "digest of parameters' names and shapes": model_digest(shapes),
-        "number of parameters": len(shapes),
+        "parameters": model_text(shapes, kinds_of(parameters.items())),
         "server_feedback": feedback,
         "check_replicas_every": config.check_replicas_every,
         "epoch": native.load().epoch,

@@ -420,9 +420,16 @@ class Compression(BaseCompression):
             self._begin()  # the ranks have changed
         collecting = self._collecting.get(tuple(shapes))
         if collecting is None:
-            collector = self.agree(shapes)
+            collector = self.agree(shapes, self._names.kinds(shapes))
             collecting = self._collecting[tuple(shapes)] = _Collecting(collector, self._newest)
         return collecting
+
+    def _check_complete(self) -> None:
+        if tf.inside_function():
+            raise ConfigError(
+                "discard_step() in a tf.function would run once, when its graph is made: call it outside "
+                "of tf.function, between steps"
+            )
 
     def _life(self) -> object:
         """See `BaseCompression`."""

@@ -162,6 +162,10 @@ class VariableNames:
         chosen = self._variables if self._given else names
         return {name: tuple(self._variables[name].shape) for name in chosen}
 
+    def kinds(self, names: Iterable[str]) -> dict[str, str]:
+        """Dtypes of variables by their names."""
+        return {name: self._variables[name].dtype.base_dtype.name for name in names}
+
     def variables(self) -> list[tuple[str, Any]]:
         """Name and TensorFlow variable of every variable known so far, in the order of `shapes`."""
         return list(self._variables.items())

@@ -38,6 +38,7 @@ class _VariableValues:
                     f"'{name}' is of {variable.dtype.name}; trainable variables must be floating"
                 )
         self.shapes: Mapping[str, tuple[int, ...]] = names.shapes(list(self._variables))
+        self.kinds = names.kinds(self.shapes)
         self.rounds = any(v.dtype != tf.float32 for v in self._variables.values())
 
     def read(self, name: str) -> FloatArray:
@@ -93,7 +94,7 @@ class OuterStep(HorovodOuterSteps):
         values = _VariableValues(variables)
         self._keras = "tf_keras" if _is_of(model, "tf_keras") else "keras"
         compression = Compression(config, variables, process_set)
-        chosen = self._agree(compression, values, every, options)
+        chosen = self._agree(compression, values, values.kinds, every, options)
         plain = [v if isinstance(v, tf.Variable) else v.value for v in model.variables]
         # Not the states of random generators, which Horovod cannot send.
         common = [v for v in plain if v.dtype.is_floating]

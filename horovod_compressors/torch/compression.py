@@ -25,7 +25,7 @@ from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.host_copies import HostCopies, to_device, to_host
 from gradcomp_torch.optimizers import check_optimizer
-from gradcomp_torch.parameters import parameter_bytes
+from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.staging import computed_by_now
 from gradcomp_torch.state import TensorControls
@@ -312,6 +312,12 @@ class Compression(TensorControls, BaseCompression):
         """See `BaseCompression`: Horovod makes a new map of handles in each ``hvd.init()``."""
         return hvd.mpi_ops._handle_map if self._elastic else None
 
+    def _check_complete(self) -> None:
+        if self._in_step:
+            raise ProtocolError(
+                "the step's averages are missing: call optimizer.synchronize() before discard_step()"
+            )
+
     def _compared_options(self) -> str:
         options = ["uneven=True"] * self._uneven + ["gradients on a GPU"] * self._on_device
         return " and ".join(options)
@@ -408,7 +414,7 @@ class Compression(TensorControls, BaseCompression):
             wait_first(optimizer, self._check, self._finish)
         shapes = self._names.shapes()
         self._on_device = any(tensor.device.type != "cpu" for _, tensor in self._names.tensors())
-        self._collector = self.agree(shapes)
+        self._collector = self.agree(shapes, kinds_of(self._names.tensors()))
         self._encoder_thread = EncoderThread(self.config, self._on_device, self._collector.settle)
         return self._collector
 

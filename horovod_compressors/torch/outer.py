@@ -59,7 +59,7 @@ class OuterStep(HorovodOuterSteps, TensorOuterSteps):
         check_unsharded(named)
         values = ParameterValues(named)
         compression = Compression(config, values.named(), process_set)
-        chosen = self._agree(compression, values, every, options)
+        chosen = self._agree(compression, values, values.kinds, every, options)
         handles = [
             hvd.broadcast_async_(tensor, process_set.ranks[0], f"outer.{name}", process_set)
             for name, tensor in [*values.named(), *buffers]

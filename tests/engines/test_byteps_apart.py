@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def fail(folder: Path, ways: str, spec: str = RANDOM) -> list[str]:
     logs = [(folder / f"logs/worker-{rank}.log").read_text() for rank in range(2)]
     for log in logs:
         for way in ways.split(","):
-            assert (f"{way}: equal so far" in log) is (way != "version"), log
+            assert (f"{way}: equal so far" in log) is (way not in ("dtype", "version")), log
         assert "trained on" not in log
     return logs
 
@@ -25,13 +26,18 @@ def fail(folder: Path, ways: str, spec: str = RANDOM) -> list[str]:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Logs of workers that find their differences when they compare themselves."""
-    return fail(tmp_path_factory.mktemp("compared"), "load,drift,version")
+    return fail(tmp_path_factory.mktemp("compared"), "load,drift,dtype,version")
 
 
 def test_states_of_different_steps_are_refused_by_all_workers(compared: list[str]) -> None:
     for log in compared:
         assert "ProtocolError: the workers loaded states of different steps" in log
         assert "steps of 'load.0.weight': 7 on worker 0; 3 on worker 1" in log
+
+
+def test_other_dtypes_are_refused_by_all_workers(compared: list[str]) -> None:
+    for log in compared:
+        assert re.search(r"parameters: 4 of float32, digest .* on worker 0; 4 of float64", log), log
 
 
 TOPK = "residual|topk(ratio=0.01)"

@@ -88,7 +88,7 @@ def test_weights_differ_where_ranks_have_different_numbers_of_peers(
 
 def test_what_does_not_fit_is_refused(job: CaseJob) -> None:
     for found in job.check("refusals"):
-        assert len(found) == 14
+        assert len(found) == 15
         for message, part in zip(
             found,
             (
@@ -106,6 +106,7 @@ def test_what_does_not_fit_is_refused(job: CaseJob) -> None:
                 "timeout is 0.0; it must be above 0 seconds",
                 "'npdde' of 8 ranks a circle of peers with an odd number",
                 "synch_freq is -1; it must be at least 0",
+                "2 of float64, digest",
             ),
             strict=True,
         ):

@@ -210,3 +210,18 @@ def test_lines_of_another_form_are_protocol_errors(line: str, part: str) -> None
     good = agreement_line(Config.from_spec("sign"), SHAPES, None)
     with pytest.raises(ProtocolError, match=f"rank 1 {part}"):
         check_agreement([good, line])
+
+
+def test_models_are_compared_with_their_dtypes() -> None:
+    config = Config.from_spec("sign")
+    lines = [
+        agreement_line(config, SHAPES, None, kinds=dict.fromkeys(SHAPES, kind))
+        for kind in ("float32", "float16")
+    ]
+    check_agreement([lines[0]] * 2)
+    with pytest.raises(
+        ProtocolError,
+        match=r"dtypes, layouts or order \(\d of float32, digest \w+ on rank 0; \d of float16, .*"
+        r"same dtype",
+    ):
+        check_agreement(lines)

@@ -104,7 +104,7 @@ class ElasticOuterStep(TensorOuterSteps):
         values = ParameterValues(model.named_parameters())
         self._timeout = timedelta(seconds=timeout)
         self._agreement = json.dumps(
-            [agreement_line(self.config, values.shapes, None), chosen.text()]
+            [agreement_line(self.config, values.shapes, None, kinds=values.kinds), chosen.text()]
         )
         self._store = PrefixStore("gradcomp.outer", store)
         self._name = name

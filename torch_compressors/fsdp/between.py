@@ -26,7 +26,7 @@ from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.host_copies import to_device, to_host
 from gradcomp_torch.optimizers import check_optional
-from gradcomp_torch.parameters import uncompiled_name
+from gradcomp_torch.parameters import kinds_of, uncompiled_name
 from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
@@ -111,8 +111,10 @@ class FSDPCompression(ShardedControls):
             uncompiled_name(name): tuple(parameter.shape)
             for name, parameter in model.named_parameters()
         }
+        kinds = kinds_of((uncompiled_name(n), p) for n, p in model.named_parameters())
         with naming_the_absent(group, "fsdp_hook"):
-            check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
+            line = agreement_line(self.config, shapes, problem, kinds=kinds)
+            check_agreement(gather_texts(line, group))
         use_own_processors()
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.policy.measures:

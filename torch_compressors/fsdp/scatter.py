@@ -31,6 +31,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError, StateError
 from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.host_copies import HostCopies, to_device
+from gradcomp_torch.parameters import kinds_of
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gloo.device_engine import connect_devices
@@ -101,8 +102,10 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
             for sharded in unit.parameters
             if sharded.shape != tuple(sharded.parameter.shape)
         ]
+        kinds = kinds_of((part.name, part.parameter) for unit in units for part in unit.parameters)
         with naming_the_absent(group, "fsdp_reduce_scatter"):
-            check_agreement(gather_texts(agreement_line(self.config, self._shapes, None), group))
+            line = agreement_line(self.config, self._shapes, None, kinds=kinds)
+            check_agreement(gather_texts(line, group))
         self._refuse_options()
         use_own_processors()
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), scatters=True)

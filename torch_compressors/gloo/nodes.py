@@ -71,11 +71,13 @@ def agreed_ranks_per_node(
     config: Config,
     world: dist.ProcessGroup,
     shapes: Mapping[str, tuple[int, ...]],
+    kinds: Mapping[str, str],
     copied: Pipeline | None = None,
 ) -> int:
     """Check that all ranks have the same compression; returns the number of ranks in a node.
 
     Args:
+        shapes, kinds: of all parameters, see `agreement_line`.
         copied: of a copied state; it must be this rank's.
 
     Raises:
@@ -85,7 +87,7 @@ def agreed_ranks_per_node(
     size, problem = node_size(config, world)
     if copied is not None:
         problem = problem or copied.mismatch(world.rank(), world.size(), size)
-    lines = gather_texts(agreement_line(config, shapes, problem), world)
+    lines = gather_texts(agreement_line(config, shapes, problem, kinds=kinds), world)
     check_agreement(lines)
     check_nodes(gather_numbers(size, world), _SETTING)
     return size

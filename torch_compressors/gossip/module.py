@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradcomp.adapter_api import Checkpoints, FloatArray, build_text, model_digest
+from gradcomp.adapter_api import Checkpoints, FloatArray, build_text, model_text
 from gradcomp.errors import GradcompError
 from gradcomp.gossip import Topology, Traffic
-from gradcomp_torch.parameters import check_unsharded, uncompiled_name
+from gradcomp_torch.parameters import check_unsharded, kinds_of, uncompiled_name
 from torch_compressors.gloo.gather import gather_bytes
 from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.gossip.agreement import agree, check_equal_tensors, setting_text
@@ -86,9 +86,9 @@ class DecentralizedModule(nn.Module, ABC):
         return {
             "version": build_text(),
             "wrapper": self._where,
-            "trained parameters": model_digest(_shapes(trained)),
-            "all parameters": model_digest(_shapes(module.named_parameters())),
-            "buffers": model_digest(_shapes(module.named_buffers())),
+            "trained parameters": _text_of(trained),
+            "all parameters": _text_of(module.named_parameters()),
+            "buffers": _text_of(module.named_buffers()),
             **self._texts,
         }
 
@@ -329,5 +329,7 @@ class DecentralizedModule(nn.Module, ABC):
             begin += parameter.numel()
 
 
-def _shapes(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[int, ...]]:
-    return {uncompiled_name(name): tuple(tensor.shape) for name, tensor in named}
+def _text_of(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    tensors = {uncompiled_name(name): tensor for name, tensor in named}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return model_text(shapes, kinds_of(tensors.items()))

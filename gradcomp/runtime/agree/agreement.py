@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 
 from gradcomp import _core
 from gradcomp.config.schema import Config
@@ -12,7 +13,7 @@ from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp.runtime.agree.comparison import by_value, read_object
 from gradcomp.version import installed_version
 
-__all__ = ["agreement_line", "build_text", "check_agreement", "model_digest"]
+__all__ = ["agreement_line", "build_text", "check_agreement", "model_text"]
 
 _KEYS = ("version", "config", "model", "problem")
 
@@ -22,9 +23,17 @@ def build_text() -> str:
     return f"gradcomp {installed_version()}, wire format {_core.WIRE_VERSION}"
 
 
-def model_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """A digest of the parameters' names, shapes and order."""
-    return blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
+def model_text(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, str]) -> str:
+    """The parameters of a model: their number and kinds, with a digest of names, shapes, kinds and order.
+
+    Args:
+        shapes: by name, in the order of the model.
+        kinds: dtype, and layout if it is no dense one, by the same names, such as "float32".
+    """
+    rows = [(name, shape, kinds.get(name)) for name, shape in shapes.items()]
+    digest = blake2b(repr(rows).encode(), digest_size=8).hexdigest()
+    of_kinds = ", ".join(sorted(set(kinds.values())))
+    return f"{len(rows)} of {of_kinds or 'no kind'}, digest {digest}"
 
 
 def agreement_line(
@@ -32,6 +41,7 @@ def agreement_line(
     shapes: Mapping[str, tuple[int, ...]],
     problem: str | None,
     options: str = "",
+    kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """One rank's line for the comparison: JSON without a line break.
 
@@ -39,6 +49,7 @@ def agreement_line(
         shapes: of all parameters, by name, in the order of the model.
         problem: why this rank cannot take part in the exchange ``two_level``; None if it can.
         options: the adapter's own, which must be equal on all ranks, such as "uneven=True".
+        kinds: of all parameters, see `model_text`.
     """
     # Outside the configuration's digest, because checkpoints do not depend on them.
     compared = f" with {options}" if options else ""
@@ -51,7 +62,7 @@ def agreement_line(
     values = (
         build_text(),
         f"{config.digest_text()}{compared}",
-        model_digest(shapes),
+        model_text(shapes, kinds),
         problem or "",
     )
     return json.dumps(dict(zip(_KEYS, values, strict=True)))
@@ -80,9 +91,9 @@ def check_agreement(lines: Sequence[str]) -> None:
         raise ProtocolError(f"the ranks run different compression:\n{listed}")
     if len(set(models)) > 1:
         raise ProtocolError(
-            f"the ranks' parameters differ in names, shapes or order (digests: {by_value(models)}), "
-            "so their gradients cannot be averaged: build the same model on every rank, and name "
-            "its parameters in the same order"
+            f"the ranks' parameters differ in names, shapes, dtypes, layouts or order ({by_value(models)}), "
+            "so their gradients cannot be averaged: build the same model on every rank, convert it to the "
+            "same dtype, and name its parameters in the same order"
         )
     if any(problems):
         listed = "\n".join(f"  rank {n}: {text}" for n, text in enumerate(problems) if text)

@@ -30,6 +30,8 @@ def differ(way: str, spec: str) -> None:
         agreement.installed_version = lambda: "9.9"
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
+    if way == "dtype" and odd:
+        model.double()
     named = [(f"{way}.{name}", p) for name, p in model.named_parameters()]
     config = Config.from_spec(spec)
     optimizer = DistributedOptimizer(

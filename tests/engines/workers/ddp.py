@@ -419,6 +419,20 @@ def averages_over_senders() -> None:
     )  # fmt: skip
 
 
+@cases
+def dtypes_that_differ() -> None:
+    """PyTorch itself compares shapes; Gloo ends processes with sums of different sizes."""
+    dtype = torch.float64 if hvd.rank() else torch.float32
+    for spec in ("identity", "residual|topk(k=100)"):
+        refused(
+            lambda spec=spec: Training(spec, SHAPES, dtype=dtype, init_sync=False),
+            ProtocolError,
+            "dtypes",
+            "of float32, digest",
+            "of float64, digest",
+        )
+
+
 @with_horovod
 @three
 def what_is_refused() -> None:
@@ -604,6 +618,8 @@ def shards() -> None:
         refused(partial(fsdp_hook, wanted, first, group), ConfigError, word)
     other = "fp16" if hvd.rank() < 2 else "int8"
     refused(lambda: fsdp_hook(other, first, group), ProtocolError, "different compression")
+    converted = first.double() if hvd.rank() < 2 else first
+    refused(lambda: fsdp_hook("fp16", converted, group), ProtocolError, "of float64, digest")
 
 
 @cases

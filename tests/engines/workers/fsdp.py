@@ -333,6 +333,8 @@ def ranks_apart() -> None:
     refused(partial(backward, model, 0), ProtocolError, "the script's step", "rank 1")
     own = "residual|int4" if hvd.rank() else "residual|int8"
     refused(partial(fsdp_reduce_scatter, own, model), ProtocolError, "different compression")
+    converted = model.double() if hvd.rank() else model
+    refused(partial(fsdp_reduce_scatter, "int8", converted), ProtocolError, "of float64, digest")
 
 
 @cases

@@ -458,10 +458,12 @@ def refusals() -> list[str]:
         {"timeout": 0.0},
         {"asynchronous": True, "topology": "npdde"},
         {"asynchronous": True, "synch_freq": -1},
+        {"converted": True},
     ):
         kind = AsyncGossipDataParallel if options.pop("asynchronous", 0) else GossipDataParallel
+        dtype = torch.float64 if options.pop("converted", 0) and dist.get_rank() else torch.float32
         try:
-            kind(nn.Linear(2, 2), **options)
+            kind(nn.Linear(2, 2).to(dtype), **options)
         except GradcompError as error:
             found.append(str(error))
     return found

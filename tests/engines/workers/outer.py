@@ -253,7 +253,9 @@ def wrong_arguments() -> None:
         (lambda: OuterStep("fp16", DistributedDataParallel(Model())), ConfigError, "module itself"),
         (lambda: OuterStep("fp16", Model(), every=2 + hvd.rank()), ProtocolError, "every: 2 on"),
     ]
+    dtype = torch.bfloat16 if hvd.rank() else torch.float32
     for make_outer in MAKERS.values():
+        makes.append((lambda m=make_outer: m("fp16", Model().to(dtype)), ProtocolError, "bfloat16"))
         outer = make_outer("residual|sign", Model())
         makes += [
             (lambda o=outer: o.set_loss_scale(1024.0), ConfigError, "leave the call out"),

@@ -58,8 +58,24 @@ def models_that_differ() -> None:
     refused(
         lambda: averages(opt, params, gradients(params, 0)),
         ProtocolError,
-        "the ranks' parameters differ in names, shapes or order",
+        "the ranks' parameters differ in names, shapes, dtypes, layouts or order",
     )
+
+
+@cases
+def dtypes_that_differ() -> None:
+    dtype = torch.float64 if hvd.rank() else torch.float32
+    for spec in ("identity", "topk(k=100)"):
+        params = parameters({"weight": MATRIX}, dtype)
+        opt = optimizer(params, Compression(spec, params.items()))
+        refused(
+            lambda opt=opt, params=params: averages(opt, params, gradients(params, 0)),
+            ProtocolError,
+            "dtypes",
+            "1 of float32, digest",
+            "1 of float64, digest",
+            "convert it to the same dtype",
+        )
 
 
 @cases

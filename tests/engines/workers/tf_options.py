@@ -282,6 +282,18 @@ def tf_indexed_slices_are_refused() -> None:
 
 
 @cases
+def tf_dtypes_that_differ() -> None:
+    weights = variables({"matrix": MATRIX}, tf.float64 if hvd.rank() else tf.float32)
+    averages = averages_of(weights, Compression("topk(k=100)", weights))
+    refused(
+        lambda: averages([tf.constant(grad) for grad in gradients(weights, 0)]),
+        Exception,
+        "1 of float32, digest",
+        "1 of float64, digest",
+    )
+
+
+@cases
 def tf_specs_that_differ() -> None:
     weights = variables({"matrix": MATRIX})
     spec = "topk(k=100)" if hvd.rank() == 0 else "fp16"
