@@ -11,7 +11,7 @@ from typing import Any
 from gradcomp.errors import GradcompError
 from gradcomp.gossip import Topology
 
-__all__ = ["label_points", "new_figure", "plot_topology"]
+__all__ = ["label_of", "label_points", "new_figure", "plot_topology"]
 
 _NEAR = 7.0
 """Pixels between points that share a label."""
@@ -28,6 +28,16 @@ def new_figure(width: float, height: float) -> Any:
     except ImportError as error:
         raise GradcompError("a plot needs matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def label_of(name: str) -> str:
+    """A name that any program may have given, as a text for a figure.
+
+    Dollar signs do not begin formulas; characters that cannot be shown are "?".
+    """
+    safe = name.encode("utf-8", "replace").decode()  # lone surrogates have no glyph
+    plain = "".join(letter if letter.isprintable() else "?" for letter in safe)
+    return plain.replace("$", r"\$")
 
 
 def label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:

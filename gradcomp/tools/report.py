@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from html import escape
 from string import Template
@@ -16,6 +15,7 @@ from gradcomp.tools.report_charts import (
     times_chart,
 )
 from gradcomp.tools.run_folder import RunFolder
+from gradcomp.tools.run_progress import bytes_of_step, last_step, seconds_of_step
 
 __all__ = ["report_page"]
 
@@ -98,21 +98,18 @@ def _results(runs: Sequence[RunFolder]) -> str:
         colour = COLOURS[index % len(COLOURS)]
         key = f'<span class="key" style="background:{colour}"></span>'
         last = run.epochs[-1] if run.epochs else {}
-        seconds = [row["seconds"] for row in run.steps or run.profile]
-        sent = [row["sent_bytes"] for row in run.steps] or [
-            sum(row["sent_bytes"].values()) for row in run.profile
-        ]
+        sent, seconds = bytes_of_step(run), seconds_of_step(run)
         cells = [
             f"{key}{escape(run.label)}",
             *(
                 f'<td class="number">{text}</td>'
                 for text in (
                     escape(str(run.facts.get("world_size", "-"))),
-                    f"{len(seconds):,}",
+                    f"{last_step(run):,}",
                     _number(last.get("accuracy"), ".4f"),
                     _number(last.get("test_bits"), ".4f"),
-                    f"{statistics.fmean(sent) / 1e3:,.1f}",
-                    f"{1e3 * statistics.median(seconds):,.1f}",
+                    _number(None if sent is None else sent / 1e3, ",.1f"),
+                    _number(None if seconds is None else seconds * 1e3, ",.1f"),
                 )
             ),
         ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
-import itertools
+import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gradcomp.tools.plotting import new_figure
+from gradcomp.tools.plotting import label_of, new_figure
 from gradcomp.tools.run_folder import Row, RunFolder
+from gradcomp.tools.run_progress import progress
 
 __all__ = [
     "COLOURS",
@@ -22,6 +24,9 @@ __all__ = [
     "tests_chart",
     "times_chart",
 ]
+
+Point = tuple[int, float]
+"""A step and a value there."""
 
 # Replaced by the page's own colours.
 _INK, _GRID = "#010203", "#040506"
@@ -43,12 +48,12 @@ _TENSORS, _COLUMNS = 24, 60
 
 def losses_chart(runs: Sequence[RunFolder]) -> str | None:
     """Training loss by steps, bytes sent and time; None if no run has it."""
-    return _curves(
-        [run for run in runs if run.steps],
-        runs,
-        lambda run: list(zip(run.steps, _smoothed(run.steps), strict=True)),
-        "training loss",
-    )
+
+    def points(run: RunFolder) -> list[Point]:
+        steps = [row["step"] for row in run.steps]
+        return _finite(zip(steps, _smoothed(run.steps), strict=True))
+
+    return _curves(runs, points, "training loss")
 
 
 def tests_chart(runs: Sequence[RunFolder], key: str, title: str) -> str | None:
@@ -58,15 +63,10 @@ def tests_chart(runs: Sequence[RunFolder], key: str, title: str) -> str | None:
         key: "accuracy" or "test_bits".
     """
 
-    def points(run: RunFolder) -> list[tuple[Row, float]]:
-        by_step = {row["step"]: row for row in run.steps}
-        return [
-            (by_step[row["step"]], float(row[key]))
-            for row in run.epochs
-            if row.get(key) is not None and row["step"] in by_step
-        ]
+    def points(run: RunFolder) -> list[Point]:
+        return _finite((row["step"], row.get(key)) for row in run.epochs)
 
-    return _curves([run for run in runs if points(run)], runs, points, title)
+    return _curves(runs, points, title)
 
 
 def times_chart(runs: Sequence[RunFolder]) -> str | None:
@@ -84,28 +84,27 @@ def times_chart(runs: Sequence[RunFolder]) -> str | None:
         if values.any():
             axes.barh(places, values, 0.6, left=left, color=colour, label=phase)
             left += values
-    axes.set_yticks(places, [run.label for run in profiled])
+    axes.set_yticks(places, [label_of(run.label) for run in profiled])
     axes.set_xlabel("ms of a mean step of rank 0, from its first gradient to its last average")
-    figure.legend(loc="outside upper center", ncols=7, frameon=False)
+    if left.any():
+        figure.legend(loc="outside upper center", ncols=7, frameon=False)
     return _svg(figure, [axes], "times")
 
 
 def errors_chart(runs: Sequence[RunFolder]) -> str | None:
     """The error of each step's average, where it was measured; None if nowhere."""
-    measured = [run for run in runs if any(row.get("vnmse") is not None for row in run.profile)]
-    if not measured:
+    errors = {
+        index: _thinned(_finite((row["step"], row.get("vnmse")) for row in run.profile))
+        for index, run in enumerate(runs)
+    }
+    found = [error for points in errors.values() for _, error in points]
+    if not found:
         return None
     figure = new_figure(10, 3.2)
     axes = figure.subplots()
-    found = []
-    for run in measured:
-        rows = _thinned([row for row in run.profile if row.get("vnmse") is not None])
-        found += [row["vnmse"] for row in rows]
-        axes.plot(
-            [row["step"] for row in rows],
-            [row["vnmse"] for row in rows],
-            color=_colour(runs.index(run)),
-        )
+    for index, points in errors.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), color=_colour(index))
     axes.set(xlabel="step of the profile", ylabel="vNMSE of the average")
     if max(found) > 10 * min(found) > 0:
         axes.set_yscale("log")
@@ -144,7 +143,7 @@ def tensor_errors_chart(run: RunFolder) -> str | None:
         cmap="cividis",
         edgecolor="face",  # else the ground shows between cells
     )
-    axes.set_yticks(range(len(shown)), [names[at] for at in shown])
+    axes.set_yticks(range(len(shown)), [label_of(names[at]) for at in shown])
     axes.invert_yaxis()
     axes.set_xlabel("step of the profile")
     bar = figure.colorbar(mesh, ax=axes, label="vNMSE of the average")
@@ -164,42 +163,33 @@ def _mean_times(profile: Sequence[Row]) -> Counter[str]:
 
 
 def _curves(
-    some: Sequence[RunFolder],
-    runs: Sequence[RunFolder],
-    points: Callable[[RunFolder], Sequence[tuple[Row, float]]],
-    title: str,
+    runs: Sequence[RunFolder], points: Callable[[RunFolder], list[Point]], title: str
 ) -> str | None:
-    """A quantity of ``some`` of the runs over steps, bytes and time."""
-    if not some:
+    """A quantity of the runs that have it, over steps, bytes and time."""
+    curves = {index: _thinned(found) for index, run in enumerate(runs) if (found := points(run))}
+    if not curves:
         return None
     figure = new_figure(12, 3.4)
     panels = figure.subplots(1, 3, sharey=True)
-    for run in some:
-        elapsed = dict(
-            zip(
-                (row["step"] for row in run.steps),
-                itertools.accumulate(row["seconds"] for row in run.steps),
-                strict=True,
-            )
-        )
-        found = _thinned(points(run))
-        values = [value for _, value in found]
-        colour = _colour(runs.index(run))
-        for axes, places in zip(
-            panels,
-            (
-                [row["step"] for row, _ in found],
-                [row["sent_bytes_total"] / 1e6 for row, _ in found],
-                [elapsed[row["step"]] for row, _ in found],
-            ),
-            strict=True,
-        ):
-            axes.plot(places, values, color=colour, linewidth=1.6)
+    most_bytes = 0.0
+    for index, found in curves.items():
+        steps, values = zip(*found, strict=True)
+        sent, seconds = progress(runs[index], steps)
+        most_bytes = max(most_bytes, *sent)
+        for axes, places in zip(panels, (steps, sent / 1e6, seconds), strict=True):
+            axes.plot(places, values, color=_colour(index), linewidth=1.6)
     panels[0].set(xlabel="step", ylabel=title)
-    panels[1].set(xlabel="MB of gradients sent by a rank, log scale", xscale="log")
-    _plain_numbers(panels[1].xaxis)
+    if most_bytes > 0:
+        panels[1].set(xlabel="MB of gradients sent by a rank, log scale", xscale="log")
+        _plain_numbers(panels[1].xaxis)
+    else:  # one rank alone
+        panels[1].set(xlabel="MB of gradients sent by a rank")
     panels[2].set(xlabel="seconds in steps")
     return _svg(figure, panels, title)
+
+
+def _finite(points: Iterable[tuple[int, float | None]]) -> list[Point]:
+    return [(step, value) for step, value in points if value is not None and math.isfinite(value)]
 
 
 def _plain_numbers(axis: Any) -> None:
@@ -217,7 +207,7 @@ def _smoothed(rows: Sequence[Row], width: int = 11) -> list[float]:
     reach = width // 2
     return [
         float(np.mean(losses[max(0, at - reach) : at + reach + 1])) for at in range(losses.size)
-    ]
+    ]  # not finite next to a loss that is not
 
 
 def _thinned(points: Sequence[Any]) -> list[Any]:
@@ -254,7 +244,9 @@ def _svg(figure: Any, panels: Iterable[Any], name: str) -> str:
             text.set_color(_INK)
     figure.patch.set_visible(False)
     file = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    # The reader's fonts have glyphs that matplotlib's may lack.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)

@@ -22,6 +22,7 @@ from rich.filesize import decimal
 # Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from gradcomp.tools.plotting import label_of
 from training.metrics import ACCURACY, Metric, read_rows
 
 # Okabe and Ito's colours: distinct for colour-blind readers and in print.
@@ -110,7 +111,7 @@ def _curve(label: str, folders: Sequence[Path], metric: Metric) -> _Curve:
     if metric.key == ACCURACY.key:
         values = 100 * (1 - values)
     return _Curve(
-        label,
+        label_of(label),
         [row["epoch"] for row in rows[0] if row[metric.key] is not None],
         values.mean(axis=0),
         values.std(axis=0, ddof=1 if len(rows) > 1 else 0),
@@ -215,7 +216,7 @@ def _colour(index: int) -> str:
 def _style(index: int, label: str) -> dict[str, Any]:
     """Style of the line of one run."""
     return {
-        "label": label,
+        "label": label_of(label),
         "color": _colour(index),
         "linestyle": _DASHES[index // len(_COLOURS) % len(_DASHES)],
         # The first is the reference: wider, so that what follows it closely does not hide it.
