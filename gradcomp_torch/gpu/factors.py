@@ -66,8 +66,8 @@ class FactorExchange:
         self._matrices = Rows(len(kinds), kernels.MATRIX_FIELDS.value, device)
         self._matrices.host[:], tiles = low_rank.matrix_rows([kind[:3] for kind in kinds])
         self._tiles = upload(tiles, device)
-        blocks, first = spread(self._sizes, BLOCK)
-        self._blocks, self._first = upload(blocks, device), upload(first.astype(np.int32), device)
+        vectors, first = spread([kind[2] for kind in kinds], 1)
+        self._vectors, self._first = upload(vectors, device), upload(first.astype(np.int32), device)
         self._multiplying, self._settling = Replayed(device), Replayed(device)
 
     def multiply(self, matrices: Sequence[ProductItem]) -> None:
@@ -139,8 +139,8 @@ class FactorExchange:
         if self._widened.numel():
             self._widened.copy_(average)
         self._unsafe.zero_()
-        kernels.keep_kernel[(self._blocks.numel(),)](
-            self._factors.memory, self._blocks, self._first, self._unsafe, B=BLOCK, **EXACT
+        kernels.keep_kernel[(self._vectors.numel(),)](
+            self._factors.memory, self._vectors, self._first, self._unsafe, B=BLOCK, **EXACT
         )
         if applies:
             low_rank.launch_apply(self._matrices.memory, self._tiles, self._unsafe, same=same)

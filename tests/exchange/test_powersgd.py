@@ -246,6 +246,26 @@ def results(params: str, level: str, threads: int) -> bytes:
     return b"".join(found)
 
 
+@pytest.mark.parametrize("orthogonalization", ["gram_schmidt", "qr", "cholesky"])
+@pytest.mark.parametrize("variant", ["library", "paper"])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_gradient_of_zeros_moves_nothing_and_later_ones_are_sent(
+    rank: int, variant: str, orthogonalization: str
+) -> None:
+    """Products with factors of zeros, or with the unit vectors of their bases, might be 0 in all steps."""
+    spec = f"powersgd(rank={rank},start_step=0,variant={variant},orthogonalization={orthogonalization})"
+    loop = Loopback(config_of(spec), 2)
+    zeros = np.zeros((80, 60), np.float32)
+    for _ in range(2):
+        assert not loop.step({"w": [zeros] * 2})["w"][0].any()
+    grad = zeros.copy()
+    grad[50, 40] = 1
+    sent = sum(loop.step({"w": [grad] * 2})["w"][0] for _ in range(6))
+    np.testing.assert_allclose(sent, 6 * grad, atol=0.1)
+    for of_rank in residuals(loop, "w"):
+        np.testing.assert_allclose(sent.reshape(-1) + of_rank, 6 * grad.reshape(-1), atol=1e-5)
+
+
 def test_errors_shrink_with_the_rank_and_power_iterations_help() -> None:
     def error(params: str, rank: int) -> float:
         loop = Loopback(config_of(spec_of(params, rank)), 2)

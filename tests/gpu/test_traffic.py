@@ -39,7 +39,7 @@ EXPECTED = {
     + 0.018 * 4
     + 256 * 8 / NUMEL,
     # Two products of 4 vectors in tiles of 16 times 64, whose factors are in caches; and a factor that is kept.
-    "powersgd": 12.0 + 2 * 4 * 4 * (16 + 64) / (16 * 64) + 12 * 4 / 128,
+    "powersgd": 12.0 + 2 * 4 * 4 * (16 + 64) / (16 * 64) + 16 * 4 / 128,
 }
 
 

@@ -88,7 +88,7 @@ class SettleItem(NamedTuple):
 
     Attributes:
         m, factor, transposed: as in the `ProductItem` that made the product.
-        kept: becomes the average, with 0 for NaN and Inf.
+        kept: becomes the average, with 0 for NaN and Inf; vectors of zeros leave the earlier ones.
         average: [rows, cols], gains ``p q^T`` of ``factor`` and the average, and M loses that of ``factor``
             and what was sent: see `ApplyItem`. None: nothing is applied.
         begun: add to ``average``; else replace its contents.

@@ -112,8 +112,11 @@ class Products(ABC):
     def settle(self, kept: Sequence[FloatArray | None], applied: Applied) -> list[FloatArray]:
         """Apply the averages, and keep them as factors of the next phase, with 0 for NaN and Inf.
 
+        A vector of zeros, as of a gradient of zeros, would determine no direction. Products with what
+        replaces it may be 0 in all later steps. So the earlier vector stays instead.
+
         Args:
-            kept: memory of earlier factors, which may be used again; None where there is none.
+            kept: earlier factors, of which the memory may be used again; None where there is none.
         """
 
 
@@ -212,7 +215,10 @@ class _HostProducts(Products):
         """See `Products.settle`."""
         if applied != "nothing":
             self._apply(self.own_products if applied == "own" else self.means)
-        return [_finite(mean) for mean in self.means]
+        return [
+            _known(mean, earlier, matrix.rank)
+            for mean, earlier, matrix in zip(self.means, kept, self.matrices, strict=True)
+        ]
 
     def _apply(self, sent: Sequence[FloatArray]) -> None:
         """Update all averages and residuals, on each matrix's device."""
@@ -226,9 +232,16 @@ class _HostProducts(Products):
             product_device(device).apply(works)
 
 
-def _finite(mean: FloatArray) -> FloatArray:
+def _known(mean: FloatArray, earlier: FloatArray | None, rank: int) -> FloatArray:
+    """The average with 0 for NaN and Inf, and with the earlier vectors where all elements are 0."""
     kept = mean.copy()
     _core.zero_nonfinite(kept)
+    if earlier is not None and earlier.size == kept.size:
+        vectors = kept.reshape(rank, -1)
+        unknown = ~vectors.any(axis=1)
+        if unknown.any():
+            on_host = device_of(earlier).to_host(earlier)
+            vectors[unknown] = on_host.reshape(rank, -1)[unknown]
     return kept
 
 

@@ -131,19 +131,35 @@ def _replace(wide, vector, c, n, B: tl.constexpr):
 
 @triton.jit
 def keep_kernel(table, tensors, first, unsafe, B: tl.constexpr):
-    """Averages become factors, with 0 for NaN and Inf. 12 bytes per element.
+    """Averages become factors, with 0 for NaN and Inf, a program for each vector. 16 bytes per element.
 
-    ``unsafe`` of a matrix becomes 1 where its products with what was sent could overflow.
+    A vector of zeros does not replace the earlier one. ``unsafe`` of a matrix becomes 1 where its products with what
+    was sent could overflow.
     """
-    block = tl.program_id(0)
-    tensor = tl.load(tensors + block)
+    vector = tl.program_id(0)
+    tensor = tl.load(tensors + vector)
     row = table + tensor.to(tl.int64) * FACTOR_FIELDS
-    i = (block - tl.load(first + tensor)) * B + tl.arange(0, B)
-    ok = i < whole(row, NUMEL)
-    sent = tl.load(floats(row, OWN) + i, mask=ok, other=0.0)
-    tl.atomic_or(unsafe + tensor, tl.max(tl.where(tl.abs(sent) < SAFE, 0, 1), axis=0))
-    mean = tl.load(floats(row, MEAN) + i, mask=ok, other=0.0)
-    tl.store(floats(row, KEPT) + i, zero_nonfinite(mean), mask=ok)
+    n = whole(row, NUMEL) // whole(row, RANK)
+    begin = (vector - tl.load(first + tensor)) * n
+    sent, mean, kept = (
+        floats(row, OWN) + begin,
+        floats(row, MEAN) + begin,
+        floats(row, KEPT) + begin,
+    )
+    lane = tl.arange(0, B)
+    overflows = tl.zeros((B,), tl.int32)
+    known = tl.zeros((B,), tl.int32)
+    for i in range(0, n, B):
+        ok = i + lane < n
+        x = tl.load(sent + i + lane, mask=ok, other=0.0)
+        overflows |= tl.where(tl.abs(x) < SAFE, 0, 1)
+        known |= tl.where(zero_nonfinite(tl.load(mean + i + lane, mask=ok, other=0.0)) == 0, 0, 1)
+    tl.atomic_or(unsafe + tensor, tl.max(overflows, axis=0))
+    if tl.max(known, axis=0) > 0:
+        for i in range(0, n, B):
+            ok = i + lane < n
+            x = tl.load(mean + i + lane, mask=ok, other=0.0)
+            tl.store(kept + i + lane, zero_nonfinite(x), mask=ok)
 
 
 @triton.jit
