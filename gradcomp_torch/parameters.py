@@ -9,7 +9,15 @@ import torch
 
 from gradcomp.errors import ConfigError
 
-__all__ = ["check_unsharded", "is_sharded", "kinds_of", "parameter_bytes", "uncompiled", "uncompiled_name"]
+__all__ = [
+    "check_real",
+    "check_unsharded",
+    "is_sharded",
+    "kinds_of",
+    "parameter_bytes",
+    "uncompiled",
+    "uncompiled_name",
+]
 
 
 def parameter_bytes(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Any]]:
@@ -36,6 +44,23 @@ def uncompiled_name(name: str) -> str:
     Compiled and eager runs so have the same rules, random numbers and checkpoints.
     """
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def check_real(named: Iterable[tuple[str, torch.Tensor]], function: str) -> None:
+    """Refuse complex parameters.
+
+    Args:
+        function: the caller's name, for the message.
+
+    Raises:
+        ConfigError: a parameter that may have a gradient is complex.
+    """
+    for name, parameter in named:
+        if parameter.requires_grad and parameter.is_complex():
+            raise ConfigError(
+                f"'{name}' is of {parameter.dtype}, and {function} takes real parameters: make it real, and use "
+                "torch.view_as_complex on it"
+            )
 
 
 _T = TypeVar("_T")

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,6 +45,7 @@ from gradcomp_torch.staging import computed_by_now
 from torch_compressors.gloo.device_engine import connect_devices, sum_together
 from torch_compressors.gloo.engine import GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_bytes
+from torch_compressors.gloo.keep_alive import keep
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.gloo.process_group import use_own_processors
@@ -122,6 +124,17 @@ class _Arrived:
     grads: dict[str, torch.Tensor]
     copies: HostCopies | None = None
     """Of gradients on a GPU that go through the host."""
+    work: Any = None
+    """The all-reduce of a sparse gradient."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it is one sparse gradient, which travels as it is."""
+        return self.buffer.layout != torch.strided
+
+    def values(self) -> torch.Tensor:
+        """All elements."""
+        return self.buffer.coalesce().values() if self.sparse else self.buffer
 
 
 class DDPCompression(ScalerControls):
@@ -235,12 +248,19 @@ class DDPCompression(ScalerControls):
         same order on every rank.
 
         Raises:
-            ConfigError: a gradient is sparse.
-            ProtocolError: another rank does not answer, or a gradient came twice.
+            ConfigError: a gradient is sparse or complex, and of a spec with payloads that cannot be added;
+                or the model is in ``join(divide_by_initial_world_size=False)``.
+            ProtocolError: another rank does not answer, or the last backward pass has not ended.
         """
         gloo = self._gloo or self._connect(in_pass=True)
         if bucket.index() == 0:
-            self._arrived.clear()
+            if self._arrived:
+                raise ProtocolError(
+                    f"the last backward pass has ended after {len(self._arrived)} of the model's buckets, and "
+                    "their exchanges with other ranks cannot be completed: wrap the model again and call "
+                    "ddp_hook again, on every rank"
+                )
+            self._model.check_join()
             self._follow_scale()
             if self._optimizer is not None and self.config.scales_lr:
                 self.set_lr(rates_of(self._optimizer, self._model.names))
@@ -249,7 +269,7 @@ class DDPCompression(ScalerControls):
             self._beside = self._has_thread and self.pipeline.stats.profile is None
         arrived = self._take(bucket)
         self._arrived.append(arrived)
-        if self._unused is not None:
+        if self._unused is not None and not arrived.sparse:
             parameters = {
                 self._model.name(parameter): parameter for parameter in bucket.parameters()
             }
@@ -266,7 +286,7 @@ class DDPCompression(ScalerControls):
         self._driver.call_beside(gloo.flush)
         if bucket.is_last():
             self._release(gloo)
-            self._finish()
+            self._finish(gloo)
         return arrived.future
 
     @cached_property
@@ -284,37 +304,40 @@ class DDPCompression(ScalerControls):
 
     def _take(self, bucket: GradBucket) -> _Arrived:
         buffer = bucket.buffer()
-        if buffer.layout != torch.strided:
-            raise ConfigError(
-                f"a gradient of layout {buffer.layout} cannot be compressed: make the layer's gradient "
-                "dense, as nn.Embedding(sparse=False) does"
-            )
         devices: list[int | str | torch.device] = (
             [] if buffer.device.type == "cpu" else [buffer.device]
         )
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         names = [self._model.name(parameter) for parameter in bucket.parameters()]
+        if buffer.layout != torch.strided:
+            return _Arrived(future, buffer, dict.fromkeys(names, buffer))
         known = self._views.get(bucket.index())
         if known is None or not known.buffer.is_set_to(buffer) or list(known.grads) != names:
             known = self._views[bucket.index()] = _Views(buffer, self._views_of(bucket, buffer))
         return _Arrived(future, buffer, known.grads)
 
     def _views_of(self, bucket: GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The gradients of a bucket, by name."""
+        """The gradients of a bucket, by name; complex ones as pairs of real numbers."""
         grads = {}
         first = buffer.storage_offset()
+        is_complex = bucket.parameters()[
+            0
+        ].is_complex()  # then the buffer has pairs, and places count these
+        if is_complex:
+            buffer = torch.view_as_complex(buffer.view(-1, 2))
         for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
             # A gradient has the memory layout of its parameter; DDP's view is contiguous instead.
             begin = view.storage_offset() - first
             flat = buffer[begin : begin + view.numel()]
             stride = parameter.stride() if _fills(parameter) else view.stride()
-            grads[self._model.name(parameter)] = flat.as_strided(parameter.shape, stride).detach()
+            grad = flat.as_strided(parameter.shape, stride).detach()
+            grads[self._model.name(parameter)] = torch.view_as_real(grad) if is_complex else grad
         return grads
 
     @torch.no_grad()
     def _clip(self, limit: float) -> None:
         """Scale the gradients of all buckets to an L2 norm of at most ``limit``."""
-        norms = [torch.linalg.vector_norm(arrived.buffer.double()) for arrived in self._arrived]
+        norms = [torch.linalg.vector_norm(arrived.values().double()) for arrived in self._arrived]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         if limit < norm < math.inf:
             for arrived in self._arrived:
@@ -322,6 +345,9 @@ class DDPCompression(ScalerControls):
 
     def _start(self, arrived: _Arrived) -> None:
         """Start the exchanges of a bucket's gradients; those on a GPU follow with `_release`."""
+        if arrived.sparse:
+            self._start_sparse(arrived)
+            return
         device = self._devices.of(arrived.buffer.device)
         if device is not None or arrived.buffer.device.type != "cpu":
             self._launch(arrived, device)
@@ -339,6 +365,15 @@ class DDPCompression(ScalerControls):
         self.pipeline.count_dense(name, grad.nbytes)
         self._driver.start(name, _dense(name, grad, arrived.copies), beside=self._beside)
 
+    def _start_sparse(self, arrived: _Arrived) -> None:
+        """Start the all-reduce of a sparse gradient in the model's group, as DDP does without a hook."""
+        ((name, grad),) = arrived.grads.items()
+        self._route(name, grad)
+        self.pipeline.count_dense(name, grad._values().nbytes + grad._indices().nbytes)
+        world = self._model.world
+        grad.div_(world.size())
+        arrived.work = keep(dist.all_reduce(grad, group=world, async_op=True))
+
     def _start_together(self, grads: Mapping[str, torch.Tensor]) -> None:
         """Start one all-reduce on the device of all gradients of a bucket that travel uncompressed."""
         for name, grad in grads.items():
@@ -348,7 +383,10 @@ class DDPCompression(ScalerControls):
         self._driver.start(first, round_, list(grads), beside=self._beside)
 
     def _route(self, name: str, grad: torch.Tensor) -> tuple[Resolved, Route]:
-        resolved = self._collector.resolve(name, tuple(grad.shape))
+        resolved = self._collector.resolve(name, self._model.shapes[name])
+        if self._model.is_complex(name) or grad.is_sparse:
+            _check_uncompressed(resolved, "sparse" if grad.is_sparse else "complex")
+            return resolved, Route.DENSE
         return resolved, self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
 
     def _launch(self, arrived: _Arrived, device: TensorDevice | None) -> None:
@@ -384,13 +422,18 @@ class DDPCompression(ScalerControls):
                 shaped = floats.numpy().reshape(resolved.key.shape)
                 self._collector.add(resolved, shaped, grad.nbytes, arrives, self._beside)
 
-    def _finish(self) -> None:
+    def _finish(self, gloo: GlooEngine) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
         self._collector.check()
         if self._unused is not None:
             self.stats.count("allreduce", self._unused.nbytes)
             self._unused.ask(self._driver)
         for arrived in self._arrived:
+            if arrived.sparse:
+                with gloo.answered(next(iter(arrived.grads))):
+                    arrived.work.wait()
+                arrived.future.set_result(arrived.buffer)
+                continue
             there: dict[str, torch.Tensor] = {}
             for name, grad in arrived.grads.items():
                 average: Any = self._collector.finish(name)
@@ -420,6 +463,17 @@ class DDPCompression(ScalerControls):
             raise ProtocolError(
                 "the backward pass has not given all gradients: call discard_step() after backward()"
             )
+
+
+def _check_uncompressed(resolved: Resolved, kind: str) -> None:
+    """Refuse a sparse or complex gradient, which travels uncompressed, of a spec that would compress it."""
+    if resolved.group is not None or not resolved.aggregator.linear:
+        raise ConfigError(
+            f"the gradient of '{resolved.key.name}' is {kind} and cannot take '{resolved.spec}' here: it "
+            "travels uncompressed, without policy: auto, with `identity` and specs with payloads that can be "
+            "added: give it a rule with `use: identity`, or make it dense and real, as "
+            "nn.Embedding(sparse=False) and torch.view_as_complex do"
+        )
 
 
 def _dense(name: str, grad: FloatArray, copies: HostCopies | None) -> Round:

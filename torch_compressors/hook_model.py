@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
-from weakref import finalize
+from weakref import ReferenceType, finalize, ref
 
 import numpy as np
 import torch
@@ -31,12 +31,14 @@ class WrappedModel:
         shapes: by name.
         world: the ranks.
         leaves_out: a step may leave parameters out, for which DDP then drops what a hook returns.
+        model: a reference to the model.
     """
 
     names: dict[torch.Tensor, str]
     shapes: dict[str, tuple[int, ...]]
     world: dist.ProcessGroup
     leaves_out: bool
+    model: ReferenceType[DistributedDataParallel]
 
     @classmethod
     def of(cls, model: DistributedDataParallel) -> WrappedModel:
@@ -60,7 +62,32 @@ class WrappedModel:
         }
         shapes = {name: tuple(parameter.shape) for parameter, name in names.items()}
         leaves_out = bool(model.find_unused_parameters or model.static_graph)
-        return cls(names, shapes, model.process_group, leaves_out)
+        return cls(names, shapes, model.process_group, leaves_out, ref(model))
+
+    def is_complex(self, name: str) -> bool:
+        """Whether a parameter is complex."""
+        return name in self._complex
+
+    @cached_property
+    def _complex(self) -> frozenset[str]:
+        return frozenset(name for parameter, name in self.names.items() if parameter.is_complex())
+
+    def check_join(self) -> None:
+        """Refuse a ``join`` that asks for averages over the ranks with data, which no hook knows.
+
+        Raises:
+            ConfigError: the model is in ``join(divide_by_initial_world_size=False)``.
+        """
+        model: Any = self.model()
+        if (
+            model is not None
+            and model._join_config.enable
+            and not model._divide_by_initial_world_size
+        ):
+            raise ConfigError(
+                "divide_by_initial_world_size is False in join(), and averages of ddp_hook are over all "
+                "ranks, those without data included: leave the argument out, or set it to True"
+            )
 
     def name(self, parameter: torch.Tensor) -> str:
         """The name of a parameter.

@@ -456,7 +456,8 @@ class Compression(BaseCompression):
             if exchange_pattern(spec, resolution.exchange) != "dense":
                 raise TypeError(
                     f"the gradient of '{name}' is an IndexedSlices, which '{spec}' cannot compress: "
-                    "pass sparse_as_dense=True to Horovod's tape or optimizer"
+                    "give the variable a rule with `use: identity`, or pass sparse_as_dense=True to "
+                    "Horovod's tape or optimizer"
                 )
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:

@@ -389,11 +389,21 @@ class Compression(TensorControls, BaseCompression):
 
     def _pass_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a sparse gradient, which Horovod has gathered without calling `compress`."""
-        for _, spec, exchange in self.config.compress.choices:
+        found = self._names.decompressed()
+        choices = self.config.compress.choices
+        if found is not None:
+            name, parameter = found
+            chosen = self.config.resolve(name, tuple(parameter.shape))
+            choices = tuple(
+                (name, phase.use, phase.exchange or chosen.exchange)
+                for phase in chosen.schedule.phases
+            )
+        for _, spec, exchange in choices:
             if exchange_pattern(spec, exchange) not in ("dense", "reduce"):
                 raise TypeError(
-                    f"'{spec}' cannot compress a sparse gradient: pass sparse_as_dense=True to "
-                    "hvd.DistributedOptimizer, or make the layer's gradient dense (sparse=False)"
+                    f"'{spec}' cannot compress a sparse gradient: give the parameter a rule with "
+                    "`use: identity`, pass sparse_as_dense=True to hvd.DistributedOptimizer, or make the "
+                    "layer's gradient dense (sparse=False)"
                 )
         return tensor
 

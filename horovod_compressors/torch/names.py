@@ -10,7 +10,7 @@ Horovod; tests/engines/test_horovod_seam.py checks them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import itemgetter
 from types import FrameType
 from typing import Any
@@ -22,17 +22,17 @@ from gradcomp_torch.parameters import check_unsharded, uncompiled
 
 __all__ = ["ParameterNames", "calling_optimizer", "check_averaged"]
 
-_CALLERS = {"_allreduce_grad_async", "_grouped_allreduce_grad_async"}
+_CALLERS = frozenset({"_allreduce_grad_async", "_grouped_allreduce_grad_async"})
 _MAX_DEPTH = 6
 
 
-def _caller_frame() -> FrameType | None:
+def _caller_frame(callers: Collection[str] = _CALLERS) -> FrameType | None:
     """The frame of the stock optimizer's method that is calling ``compress``, or None."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_DEPTH):
         if frame is None:
             return None
-        if frame.f_code.co_name in _CALLERS:
+        if frame.f_code.co_name in callers:
             return frame
         frame = frame.f_back
     return None
@@ -117,6 +117,15 @@ class ParameterNames:
             self._optimizer = optimizer
             self._pairs = uncompiled((name, p) for p, name in optimizer._parameter_names.items())
         return True
+
+    def decompressed(self) -> tuple[str, torch.Tensor] | None:
+        """Name and parameter of the gradient for which the stock optimizer calls ``decompress``.
+
+        None outside of its ``synchronize()``, or if the parameter is none of those known.
+        """
+        frame = _caller_frame({"synchronize"})
+        parameter = None if frame is None else frame.f_locals.get("p")
+        return next(((name, p) for name, p in self._pairs if p is parameter), None)
 
     def find(self, tensor: torch.Tensor) -> str | None:
         """The name of the parameter that is ``tensor``, or has it as its gradient.

@@ -26,7 +26,7 @@ from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.host_copies import to_device, to_host
 from gradcomp_torch.optimizers import check_optional
-from gradcomp_torch.parameters import kinds_of, uncompiled_name
+from gradcomp_torch.parameters import check_real, kinds_of, uncompiled_name
 from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
@@ -111,6 +111,7 @@ class FSDPCompression(ShardedControls):
             uncompiled_name(name): tuple(parameter.shape)
             for name, parameter in model.named_parameters()
         }
+        check_real(model.named_parameters(), "fsdp_hook")
         kinds = kinds_of((uncompiled_name(n), p) for n, p in model.named_parameters())
         with naming_the_absent(group, "fsdp_hook"):
             line = agreement_line(self.config, shapes, problem, kinds=kinds)

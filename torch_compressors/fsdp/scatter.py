@@ -31,7 +31,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError, StateError
 from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.host_copies import HostCopies, to_device
-from gradcomp_torch.parameters import kinds_of
+from gradcomp_torch.parameters import check_real, kinds_of
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gloo.device_engine import connect_devices
@@ -91,6 +91,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         self, config: str | Config, model: torch.nn.Module, timeout: timedelta | None = None
     ) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
+        check_real(model.named_parameters(), _NAME)
         units = units_of(model)
         group = shard_group(units)
         self._shapes = {

@@ -67,7 +67,7 @@ class GlooEngine:
                 self._ranks if name == "all" else dist.get_process_group_ranks(group),
                 limit,
                 len(self._ranks),
-                self._answered,
+                self.answered,
             )
             for name, group in groups.items()
         }
@@ -106,7 +106,7 @@ class GlooEngine:
 
     def _launch_sums(self) -> None:
         for (group, _), fused in self._fused.items():
-            keep(fused.launch(self._groups[group], self._answered))
+            keep(fused.launch(self._groups[group], self.answered))
         self._fused.clear()
 
     def _add(self, request: AllReduce) -> Summand:
@@ -119,7 +119,7 @@ class GlooEngine:
         return summand
 
     @contextmanager
-    def _answered(self, name: str, awaited: int | None = None) -> Iterator[None]:
+    def answered(self, name: str, awaited: int | None = None) -> Iterator[None]:
         """A context that turns RuntimeError of Gloo into ProtocolError, with the lost rank's name.
 
         The awaited rank is not always the lost one: it may have given up because of a third rank.

@@ -616,6 +616,8 @@ def shards() -> None:
     ):
         wanted = Config.from_mapping({"version": 1, **settings})
         refused(partial(fsdp_hook, wanted, first, group), ConfigError, word)
+    turn = fully_shard(torch.nn.Linear(8, 8, dtype=torch.complex64), mesh=mesh["shard"])
+    refused(lambda: fsdp_hook("fp16", turn, group), ConfigError, "'weight' is of torch.complex64")
     other = "fp16" if hvd.rank() < 2 else "int8"
     refused(lambda: fsdp_hook(other, first, group), ProtocolError, "different compression")
     converted = first.double() if hvd.rank() < 2 else first

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from workers.ddp_model import join
@@ -17,6 +18,8 @@ from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
 from workers.ranks import hvd
 
 from gradcomp import ConfigError, _core
+from gradcomp.errors import ProtocolError
+from support.pipelines import configured
 from torch_compressors import ddp_hook
 
 cases = Cases()
@@ -194,14 +197,118 @@ def a_rank_uses_its_share_of_the_processors() -> None:
     assert used == 3, used
 
 
+class Words(torch.nn.Module):
+    """A sparse embedding, and a complex layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(100, 64, sparse=True)
+        self.turn = torch.nn.Parameter(torch.ones(64, 64, dtype=torch.complex64))
+        self.shift = torch.nn.Parameter(torch.ones(64, 2, dtype=torch.complex64).T)
+        self.last = torch.nn.Linear(64, 64)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        turned = torch.einsum("ij,kj->ik", self.words(numbers) * (1 + 0.5j), self.turn)
+        turned = turned + self.shift.sum(0)
+        return self.last(turned.real + turned.imag)
+
+
 @cases
-def sparse_gradients_are_refused() -> None:
+def sparse_and_complex_gradients() -> None:
+    """They travel uncompressed, as in DDP without a hook, where their rules allow it."""
     join()
-    model = DistributedDataParallel(torch.nn.Embedding(100, 64, sparse=True))
-    state, hook = ddp_hook(SPEC, model)
-    model.register_comm_hook(state, hook)
-    loss = model(torch.tensor([1, hvd.rank()])).sum()
-    refused(loss.backward, ConfigError, "layout torch.sparse_coo", "nn.Embedding(sparse=False)")
+    rules = [{"match": {"name": "words.*"}, "use": "identity"}]
+    rules.append({"match": {"name": "turn"}, "use": "fp16"})
+    config = configured(default=SPEC, rules=rules)
+    numbers = torch.tensor([1, hvd.rank(), 3])
+    for clip_norm, options in ((None, {}), (1e9, {}), (None, {"find_unused_parameters": True})):
+        found = []
+        for hooked in (False, True):
+            torch.manual_seed(0)
+            model = DistributedDataParallel(Words(), bucket_cap_mb=0.01, **options)
+            if hooked:
+                state, hook = ddp_hook(config, model, clip_norm=clip_norm)
+                model.register_comm_hook(state, hook)
+            for _ in range(2):
+                model.zero_grad()
+                model(numbers).square().sum().backward()
+            grads = (model.module.words.weight.grad.to_dense(), model.module.turn.grad)
+            grads += (model.module.shift.grad,)
+            found.append([*grads, model.module.words.weight.grad.layout])
+        for ours, stock in zip(found[1][:3], found[0][:3], strict=True):
+            check_equal(ours, stock, str(options))
+        assert found[1][3] == torch.sparse_coo
+    assert state.state_dict()["rounds"].keys() >= {"words.weight", "turn"}
+    for name, kind in (("words.*", "sparse"), ("turn", "complex")):
+        kept = [rule for rule in rules if rule["match"] != {"name": name}]
+        model = DistributedDataParallel(Words())
+        model.register_comm_hook(*ddp_hook(configured(default=SPEC, rules=kept), model))
+        loss = model(numbers).square().sum()
+        refused(
+            loss.backward, ConfigError, f"is {kind} and cannot take 'residual(", "use: identity"
+        )
+
+
+class Fails(torch.autograd.Function):
+    """The identity, with an error in its backward pass if it is told so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, fails: bool) -> torch.Tensor:
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        if ctx.fails:
+            raise ValueError("this layer fails")
+        return grad, None
+
+
+@cases
+def an_interrupted_backward_pass() -> None:
+    """The next pass has the remedy of DDP, and a model that is wrapped again goes on."""
+    join()
+    first, last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+    module = torch.nn.ModuleList([first, last])
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = module
+
+        def forward(self, x: torch.Tensor, fails: bool) -> torch.Tensor:
+            return last(Fails.apply(first(x), fails))
+
+    for spec in ("identity", SPEC):
+        model = DistributedDataParallel(Both(), bucket_cap_mb=0.01)
+        model.register_comm_hook(*ddp_hook(spec, model))
+        for step in range(4):
+            loss = model(torch.ones(4, 64), step == 2).sum()
+            if step == 2:
+                refused(loss.backward, ValueError, "this layer fails")
+                model._update_process_group(dist.group.WORLD)
+            elif step == 3:
+                refused(
+                    loss.backward,
+                    ProtocolError,
+                    "wrap the model again and call ddp_hook again, on every rank",
+                )
+            else:
+                loss.backward()
+        del model, loss
+        again = DistributedDataParallel(Both(), bucket_cap_mb=0.01)
+        again.register_comm_hook(*ddp_hook(spec, again))
+        again(torch.ones(4, 64), False).sum().backward()
+        check_same_on_all_ranks(first.weight.grad, spec)
+
+
+@cases
+def averages_over_the_ranks_with_data_are_refused() -> None:
+    join()
+    model = _wrapped(_made())
+    with model.join(divide_by_initial_world_size=False):
+        loss = model(torch.ones(4, 20)).sum()
+        refused(loss.backward, ConfigError, "divide_by_initial_world_size is False", "to True")
 
 
 # The last case: such a model changes Dynamo's rules for all others of the process.

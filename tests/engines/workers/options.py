@@ -288,17 +288,27 @@ def sparse_as_dense() -> None:
 
 @cases
 def sparse_gradients_travel_as_stock_with_summable_specs() -> None:
-    layer = torch.nn.Embedding(60, 80, sparse=True)
-    params = {"plain.sparse": layer.weight}
-    opt = optimizer(params, Compression("fp16"))
-    layer(torch.tensor([hvd.rank(), 2])).sum().backward()
-    opt.synchronize()
-    grad = layer.weight.grad.to_dense()
+    """Also where the rule of the parameter alone says so."""
     wanted = torch.zeros(60, 80)
     for rank in range(hvd.size()):
         wanted[rank] += 1 / hvd.size()
         wanted[2] += 1 / hvd.size()
-    check_equal(grad, wanted)
+    for number, compress in enumerate(
+        (
+            {"default": "fp16"},
+            {
+                "default": "residual|topk(k=10)",
+                "rules": [{"match": {"name": "*.sparse"}, "use": "identity"}],
+            },
+        )
+    ):
+        layer = torch.nn.Embedding(60, 80, sparse=True)
+        dense = torch.nn.Parameter(torch.zeros(MATRIX))
+        params = {f"plain{number}.sparse": layer.weight, f"plain{number}.dense": dense}
+        opt = optimizer(params, Compression(configured(**compress), params.items()))
+        (layer(torch.tensor([hvd.rank(), 2])).sum() + dense.sum()).backward()
+        opt.synchronize()
+        check_equal(layer.weight.grad.to_dense(), wanted, str(compress))
 
 
 @cases
