@@ -22,7 +22,7 @@ cd "${SLURM_SUBMIT_DIR:?start this with sbatch}"
 venv=${VENV:-.venv}
 output=runs/slurm-$SLURM_JOB_ID
 resume=()
-if compgen -G "$output/checkpoints/step-*" >/dev/null; then
+if compgen -G "$output/checkpoints/step-*/manifest.json" >/dev/null; then
   resume=(--resume)
 fi
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

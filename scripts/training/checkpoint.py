@@ -1,82 +1,90 @@
-"""Checkpoints: one folder a step, with one file for all ranks and one file per rank.
+"""Checkpoints of a run, in the files of `gradcomp.runtime.state.checkpoint`, which have checksums.
 
-A folder gets its final name when all its files are written, so a visible folder is complete.
+Each rank's file has the state that all ranks share, too: so a host needs only the files of its ranks.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import shutil
+import io
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gradcomp.errors import ConfigError
-from training.cluster import together
+from gradcomp.errors import StateError
+from gradcomp.runtime.state import checkpoint as files
+from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError
 from training.engines.current import engine
 
-__all__ = ["Checkpoints", "random_state", "set_random_state"]
+__all__ = ["Checkpoints", "Resumed", "random_state", "set_random_state"]
 
 State = dict[str, Any]
 
-_MODEL = "model.pt"
+
+class Resumed(NamedTuple):
+    """A checkpoint that all ranks have read.
+
+    Attributes:
+        path: its folder.
+        common: the state that is the same on every rank, with the number of ranks as "world_size".
+        parts: this rank's own state, or those of all ranks if their number has changed.
+    """
+
+    path: Path
+    common: State
+    parts: list[State]
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run; all ranks call the same methods."""
 
     def __init__(self, output: Path, keep: int) -> None:
         """Keep the newest ``keep`` of them in ``output``/checkpoints."""
         self._home = output / "checkpoints"
         self._keep = keep
+        # The trainer compares the configuration of the checkpoint.
+        self._files = files.Checkpoints(engine().rank(), engine().size(), 1, "train.py", _gather)
 
     def save(self, step: int, common: State, of_rank: State) -> None:
-        """Write one checkpoint; every rank calls this, ``common`` is taken from rank 0."""
-        partial = self._home / f".step-{step:08d}.partial"
+        """Write one checkpoint.
 
-        def write() -> None:
-            partial.mkdir(parents=True, exist_ok=True)
-            _write(partial / _rank_file(engine().rank()), of_rank)
-            if engine().rank() == 0:
-                _write(partial / _MODEL, {**common, "world_size": engine().size()})
+        Raises:
+            AbortError: on all ranks, if any could not write.
+        """
+        content = {"common": {**common, "world_size": engine().size()}, "of_rank": of_rank}
+        try:
+            self._files.save(self._home, step, self._keep, {"torch": _packed(content)})
+        except StateError as error:
+            raise AbortError(str(error), EXIT_FAILED) from error
 
-        def commit() -> None:
-            if engine().rank() == 0:
-                partial.rename(self._home / f"step-{step:08d}")
-                self._prune()
+    def newest(self) -> Resumed:
+        """The newest complete checkpoint; a warning names damaged ones that are skipped.
 
-        together(write)
-        together(commit)
+        Raises:
+            AbortError: on all ranks, if there is none.
+        """
+        if not self._files.exist(self._home):
+            raise AbortError(
+                f"{self._home} has no complete checkpoint to resume from; start the run without --resume, "
+                "in a new or removed output folder",
+                EXIT_CONFIG,
+            )
+        try:
+            loaded = self._files.load(self._home)
+            contents: list[State] = []
+            states = [loaded.states] if isinstance(loaded.states, dict) else loaded.states
+            self._files.together(lambda: contents.extend(map(_unpacked, states)))
+        except StateError as error:
+            raise AbortError(str(error), EXIT_CONFIG) from error
+        path = self._home / f"step-{loaded.step:012d}"
+        parts = [content["of_rank"] for content in contents]
+        return Resumed(path, contents[0]["common"], parts)
 
-    def newest(self) -> Path | None:
-        """The newest complete checkpoint."""
-        return max(self._complete(), default=None)
 
-    def _complete(self) -> list[Path]:
-        return sorted(self._home.glob("step-*"))
-
-    def _prune(self) -> None:
-        # A partial folder that is still here is left from a killed run.
-        for stale in [*self._complete()[: -self._keep], *self._home.glob(".step-*.partial")]:
-            shutil.rmtree(stale)
-
-
-def load(path: Path) -> tuple[State, list[State]]:
-    """The common part of a checkpoint, and the parts of ranks that this rank needs.
-
-    It needs its own part, or the parts of all ranks when the world size has changed. Raises
-    ConfigError naming the file that cannot be read.
-    """
-    common = _read(path / _MODEL)
-    ranks = (
-        [engine().rank()]
-        if common["world_size"] == engine().size()
-        else range(common["world_size"])
-    )
-    return common, [_read(path / _rank_file(rank)) for rank in ranks]
+def _gather(data: bytes) -> list[bytes]:
+    texts = engine().allgather_object(data.decode(), name="train.checkpoint")
+    return [text.encode() for text in texts]
 
 
 def random_state() -> State:
@@ -97,27 +105,21 @@ def set_random_state(state: State) -> None:
     np.random.set_state(("MT19937", keys, *state["numpy_rest"]))
 
 
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank:04d}.pt"
+def _packed(content: State) -> Any:
+    """A state of torch as an array of bytes."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    return np.frombuffer(file.getbuffer(), np.uint8)
 
 
-def _write(path: Path, state: State) -> None:
-    with path.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read(path: Path) -> State:
+def _unpacked(state: State) -> State:
+    """The inverse of `_packed`, of a whole state of a rank."""
     try:
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} is missing; the output folder must be one that all hosts share"
-        ) from None
-    except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); remove {path.parent} to resume from the "
-            "checkpoint before it"
-        ) from None
-    return state
+        data = state["torch"].tobytes()
+        content: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return {key: dict(content[key]) for key in ("common", "of_rank")}
+    except Exception as error:  # of many types: the bytes are those of another program
+        reason = str(error).partition("\n")[0]
+        raise StateError(
+            f"a checkpoint was not written by this scripts/train.py ({reason}); give another --output"
+        ) from error

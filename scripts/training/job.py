@@ -21,7 +21,7 @@ import gradcomp
 from gradcomp.config.compose import compose
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
-from training.checkpoint import Checkpoints
+from training.checkpoint import Checkpoints, Resumed
 from training.cluster import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -114,15 +114,11 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
     output = arguments.output or _default_output(plan.settings)
     checkpoints = Checkpoints(output, plan.settings.keep_checkpoints)
     together(lambda: _prepare(output, arguments.resume), exit_code=EXIT_CONFIG)
-    resume = _newest(output, checkpoints) if arguments.resume else None
+    resume = checkpoints.newest() if arguments.resume else None
     trainer = Trainer(plan.settings, plan.compress, plan.gossip, plan.outer, checkpoints, resume)
     settings, master = plan.settings, engine().rank() == 0
     facts = _facts(plan, trainer)
-    log = None
-    if master:
-        write_json(output / "run.json", facts)
-        resume_step = trainer.progress.step if resume is not None else None
-        log = MetricsLog(output, tensorboard=settings.tensorboard, resume_step=resume_step)
+    log = together(lambda: _log(output, facts, trainer, resume) if master else None)
     display = Display(
         epochs=settings.epochs,
         total_steps=facts["total_steps"],
@@ -199,25 +195,24 @@ def _prepare(output: Path, resume: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
 
 
-def _newest(output: Path, checkpoints: Checkpoints) -> Path:
-    found = checkpoints.newest()
-    newest = engine().broadcast_object(None if found is None else str(found), name="train.from")
-    if newest is None:
-        raise AbortError(
-            f"{output} has no complete checkpoint to resume from; start it without --resume",
-            EXIT_CONFIG,
-        )
-    return Path(newest)
+def _log(
+    output: Path, facts: dict[str, Any], trainer: Trainer, resume: Resumed | None
+) -> MetricsLog:
+    """Write what is known of the run, and open its files of metrics."""
+    resume_step = None if resume is None else trainer.progress.step
+    log = MetricsLog(output, tensorboard=trainer.settings.tensorboard, resume_step=resume_step)
+    write_json(output / "run.json", facts)
+    return log
 
 
-def _introduction(plan: RunPlan, trainer: Trainer, output: Path, resume: Path | None) -> str:
+def _introduction(plan: RunPlan, trainer: Trainer, output: Path, resume: Resumed | None) -> str:
     ranks = f"{engine().size()} ranks" if engine().size() > 1 else "one rank"
     lines = [f"{plan.settings.task} on {ranks}, {plan.method}, output: {output}"]
     if engine().size() == 1:
         alone = f"so {engine().title} does not call the compressor"
         lines.append(f"one rank alone sends nothing{'' if plan.gossip else f', {alone}'}")
     if resume is not None:
-        lines.append(f"resuming from {resume}: step {trainer.progress.step}")
+        lines.append(f"resuming from {resume.path}: step {trainer.progress.step}")
     return "\n".join(lines)
 
 

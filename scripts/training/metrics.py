@@ -6,10 +6,13 @@ import csv
 import json
 import math
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
+
+from gradcomp.errors import ConfigError
 
 __all__ = [
     "ACCURACY",
@@ -119,7 +122,10 @@ class MetricsLog:
     """Writes rows as they come, on rank 0 only."""
 
     def __init__(self, output: Path, *, tensorboard: bool, resume_step: int | None) -> None:
-        """Start new files in ``output``, or continue the files of a run resumed at a step."""
+        """Start new files in ``output``, or continue the files of a run resumed at a step.
+
+        Raises ConfigError where these have a damaged line.
+        """
         # The JSONL file is the record. A resumed run drops the rows after its checkpoint, and
         # writes the CSV files again from the rest.
         path = output / "metrics.jsonl"
@@ -168,12 +174,32 @@ class MetricsLog:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line cut off by a killed process is left out."""
+    """The rows of a metrics.jsonl; a last line cut off by a killed process is left out.
+
+    Raises ConfigError naming the first other line that is none of `MetricsLog`.
+    """
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
         if line.endswith("\n"):
-            rows.append(json.loads(line))
+            row = _row_of(line)
+            if row is None:
+                raise ConfigError(
+                    f"{path}, line {number} is damaged: {reprlib.repr(line)}; remove the line"
+                )
+            rows.append(row)
     return rows
+
+
+def _row_of(line: str) -> dict[str, Any] | None:
+    """The row in a line; None if there is none."""
+    try:
+        row = json.loads(line)
+        names = {"kind", *(field.name for field in fields(_KINDS[row["kind"]]))}
+        is_row = set(row) <= names and isinstance(row["step"], int)
+    except (KeyError, RecursionError, TypeError, ValueError):
+        return None
+    return row if is_row else None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from gradcomp.config.schema import Config
 from gradcomp.errors import StateError
 from training import checkpoint
-from training.checkpoint import Checkpoints
+from training.checkpoint import Checkpoints, Resumed
 from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, together
 from training.display import Display
 from training.engines.current import engine
@@ -64,7 +63,7 @@ class Trainer:
         gossip: GossipSettings | None,
         outer: OuterSettings | None,
         checkpoints: Checkpoints,
-        resume: Path | None,
+        resume: Resumed | None,
     ) -> None:
         """Start from rank 0's initial state, or from the checkpoint ``resume``.
 
@@ -127,9 +126,9 @@ class Trainer:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _restore(self, path: Path) -> dict[str, Any]:
+    def _restore(self, resume: Resumed) -> dict[str, Any]:
         """Load the common part and the compressor; returns this rank's own part."""
-        common, parts = checkpoint.load(path)
+        path, common, parts = resume
         for key, now in self._identity.items():
             before = common.get(key)
             if before != now:

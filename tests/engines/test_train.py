@@ -1,5 +1,6 @@
 """scripts/train.py as users start it: real jobs of horovodrun on this machine, over Gloo."""
 
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from gradcomp.runtime.state.state_file import unpack_state
 from support.scope import FULL, by_scope
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +139,7 @@ def test_a_text_is_learned_and_resumed(tmp_path):
 
 def copy_checkpoint(step, source, target):
     """Let a job resume from a checkpoint in the middle of another one."""
-    name = f"checkpoints/step-{step:08d}"
+    name = f"checkpoints/step-{step:012d}"
     shutil.copytree(source / name, target / name)
 
 
@@ -253,7 +255,7 @@ def test_tensorflow(tmp_path):
     train(2, arguments(*args, output=straight, settings=settings))
     copy_checkpoint(22, straight, twice)
     text = train(by_scope(0, 2), arguments(*args, "--resume", output=twice, settings=settings))
-    assert "step-00000022: step 22" in text
+    assert "step-000000000022: step 22" in text
     assert summary(twice)["final_accuracy"] > 0.5
     result = summary(straight)
     assert result["framework"] == "tensorflow"
@@ -285,7 +287,7 @@ def test_resume_after_an_epoch_is_bit_exact(straight, tmp_path):
     train(2, arguments(*TOPK, output=output, settings=[*PLANNED, "train.epochs=2"]))
     assert summary(output)["steps"] == 44
     text = train(2, arguments(*TOPK, "--resume", output=output, settings=PLANNED))
-    assert "step-00000044: step 44" in text
+    assert "step-000000000044: step 44" in text
     assert summary(output)["parameters_sha256"] == summary(straight)["parameters_sha256"]
     check_bytes_of_resumed(output, straight)
     assert summary(output)["final_accuracy"] == summary(straight)["final_accuracy"]
@@ -304,20 +306,33 @@ def test_sigterm_checkpoints_and_resume_is_bit_exact(straight, tmp_path):
     assert stopped == steps_logged(output) < STEPS
     assert not (output / "summary.json").exists()
     newest = max((output / "checkpoints").iterdir())
-    assert newest.name == f"step-{stopped:08d}"
-    state = torch.load(newest / "rank-0001.pt", weights_only=True)
-    assert state["compressor"] is not None
+    assert newest.name == f"step-{stopped:012d}"
+    (file,) = newest.glob("rank-00001-*.state")
+    packed = unpack_state(file.read_bytes())["torch"].tobytes()
+    state = torch.load(io.BytesIO(packed), weights_only=True)
+    assert state["of_rank"]["compressor"] is not None
     train(2, arguments(*TOPK, "--resume", output=output, settings=PLANNED))
     assert summary(output)["parameters_sha256"] == summary(straight)["parameters_sha256"]
     assert steps_logged(output) == STEPS
 
 
 def test_resume_at_another_world_size(straight, tmp_path):
+    """With a damaged newer checkpoint, which is skipped."""
     output = tmp_path / "run"
     shutil.copytree(straight / "checkpoints", output / "checkpoints")
+    newest = output / "checkpoints" / f"step-{STEPS:012d}"
+    later = newest.with_name(f"step-{STEPS + 5:012d}")
+    shutil.copytree(newest, later)
+    (file,) = newest.glob("rank-00001-*")
+    flip(later / file.name, 5000)
     ranks, steps = (3, 14) if FULL else (1, 44)
     settings = [f"train.epochs={EPOCHS + 1}"]
-    train(ranks if FULL else 0, arguments(*TOPK, "--resume", output=output, settings=settings))
+    text = train(
+        ranks if FULL else 0, arguments(*TOPK, "--resume", output=output, settings=settings)
+    )
+    assert f"skips a checkpoint: {later}" in text
+    assert f"resuming from {newest}: step {STEPS}" in text
+    assert not later.exists()
     result = summary(output)
     assert result["world_size"] == ranks
     assert result["steps"] == STEPS + steps
@@ -339,7 +354,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(tmp_path):
     assert time.monotonic() - began < 60
     assert status != 0
     assert re.search(r"Process name: 1\s+Exit code: 137", text), text
-    assert (output / "checkpoints" / "step-00000022" / "model.pt").exists()
+    assert (output / "checkpoints" / "step-000000000022" / "manifest.json").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
@@ -414,20 +429,27 @@ def test_bad_config_exits_with_2(tmp_path):
 
 
 def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(straight, tmp_path):
-    """Nor is a damaged checkpoint loaded."""
-    broken = tmp_path / "checkpoints" / "step-00000100" / "model.pt"
-    broken.parent.mkdir(parents=True)
-    model = straight / "checkpoints" / f"step-{STEPS:08d}" / "model.pt"
-    broken.write_bytes(model.read_bytes()[:1000])
-    again, other, damaged = refusals_of(
+    """Nor is a checkpoint loaded that is damaged, if there is no other."""
+    damaged = tmp_path / "damaged"
+    copy_checkpoint(STEPS, straight, damaged)
+    for file in (damaged / f"checkpoints/step-{STEPS:012d}").glob("rank-*"):
+        flip(file, 1000)
+    again, other, refused = refusals_of(
         arguments(output=straight),
         arguments("--resume", output=straight),
-        arguments("--resume", output=tmp_path),
+        arguments("--resume", output=damaged),
     )
     assert "holds a run already; continue it with --resume" in again
     assert re.search(r"has compression .*topk.*, but this run has none", other)
-    assert f"{broken} cannot be read" in damaged
-    assert f"remove {broken.parent} to resume from the checkpoint before it" in damaged
+    assert re.search(r"skips a checkpoint: .*state is damaged", refused), refused
+    assert "has no complete checkpoint for all ranks" in refused
+
+
+def flip(file, at):
+    """Change a bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
 
 
 RANKS_THAT_FAIL = """

@@ -116,7 +116,10 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_named_if_asked_for(
     assert str(victim) in caplog.text
     with pytest.raises(StateError, match=rf"rank 1: .*{victim.name}"):
         World(2).load(tmp_path, 20)
-    again.save(tmp_path, 15)  # the way that led to 20 is abandoned
+    again.save(tmp_path, 30, keep=2)  # the way that led to 20 is abandoned
+    assert steps(tmp_path) == [10, 30]
+    again.load(tmp_path, 10)
+    again.save(tmp_path, 15)
     assert steps(tmp_path) == [10, 15]
 
 

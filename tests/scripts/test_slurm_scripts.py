@@ -68,7 +68,9 @@ def test_horovodrun(tmp_path):
 
 @pytest.mark.parametrize("script", ["torchrun.sh", "horovodrun.sh"])
 def test_a_requeued_job_goes_on(script, tmp_path):
-    (tmp_path / "runs/slurm-12345/checkpoints/step-00000001").mkdir(parents=True)
+    complete = tmp_path / "runs/slurm-12345/checkpoints/step-000000000001"
+    complete.mkdir(parents=True)
+    (complete / "manifest.json").touch()
     assert "--output\nruns/slurm-12345\n--resume\n" in run(script, tmp_path).stdout
 
 

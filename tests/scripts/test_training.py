@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import random
 import socket
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ import torch
 import yaml
 
 from gradcomp.errors import ConfigError
+from gradcomp.runtime.state.checkpoint import Checkpoints
 from results.plots import plot_comparison, plot_runs
 from training import checkpoint
+from training.cluster import AbortError
 from training.metrics import (
     ACCURACY,
     BITS_PER_CHARACTER,
@@ -460,6 +463,74 @@ def test_a_resumed_run_replaces_what_came_after_its_checkpoint(tmp_path):
     assert lines[0] == "step,epoch,loss,lr,sent_bytes,sent_bytes_total,seconds"
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3", "4", "5"]
     assert len((tmp_path / "epochs.csv").read_text().splitlines()) == 2
+
+
+def test_a_damaged_line_of_the_metrics_is_named(tmp_path):
+    write_steps(MetricsLog(tmp_path, tensorboard=False, resume_step=None), [1, 2, 3])
+    path = tmp_path / "metrics.jsonl"
+    good = path.read_text().splitlines()
+    for bad in (
+        "\0\0",
+        good[1][:-5],
+        "[1]",
+        '{"kind": "step"}',
+        '{"kind": "step", "step": 1, "x": 2}',
+    ):
+        path.write_text("\n".join([good[0], bad, good[2], ""]))
+        with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2 is damaged: .*; remove the"):
+            MetricsLog(tmp_path, tensorboard=False, resume_step=2)
+        assert path.read_text().startswith(good[0])
+
+
+class Alone:
+    """An engine of one rank."""
+
+    def rank(self):
+        return 0
+
+    def size(self):
+        return 1
+
+    def allgather_object(self, value, name):
+        return [value]
+
+
+def test_no_damage_of_a_checkpoint_is_loaded(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoint, "engine", Alone)
+    saved = checkpoint.Checkpoints(tmp_path, keep=3)
+    for step in (10, 20):
+        model = {"w": torch.arange(50.0) + step}
+        saved.save(step, {"model": model, "progress": {"step": step}}, {"random": [step]})
+    draw = random.Random(3)
+    files = list((tmp_path / "checkpoints" / f"step-{20:012d}").iterdir())
+    assert len(files) == 2
+    for attempt in range(60):
+        file = files[attempt % 2]
+        data = file.read_bytes()
+        damaged = bytearray(data)
+        damaged[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged if attempt % 10 else data[: draw.randrange(len(data))])
+        caplog.clear()
+        resumed = checkpoint.Checkpoints(tmp_path, keep=3).newest()
+        assert resumed.path.name == f"step-{10:012d}"
+        assert resumed.common["model"]["w"].tolist() == [*range(10, 60)]
+        assert resumed.parts == [{"random": [10]}]
+        assert f"skips a checkpoint: {tmp_path / 'checkpoints'}/step-{20:012d}" in caplog.text
+        file.write_bytes(data)
+    resumed = checkpoint.Checkpoints(tmp_path, keep=3).newest()
+    assert resumed.common["progress"] == {"step": 20}
+    assert resumed.common["world_size"] == 1
+
+
+def test_a_checkpoint_of_another_program_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "engine", Alone)
+    other = Checkpoints(0, 1, 1, "train.py", lambda data: [data])
+    for state in ({"torch": np.zeros(9, np.uint8)}, {"torch": 3}, {"x": 1}):
+        other.save(tmp_path / "checkpoints", 1, 1, state)
+        with pytest.raises(
+            AbortError, match=r"rank 0: a checkpoint was not written by this scripts"
+        ):
+            checkpoint.Checkpoints(tmp_path, keep=1).newest()
 
 
 def test_random_state_round_trip(tmp_path):

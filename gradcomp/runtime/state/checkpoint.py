@@ -91,7 +91,8 @@ class Checkpoints:
         self._gather = gather
         self._known: dict[Path, set[str]] = {}
         """Tokens by directory, at its first use and of this job; others are of another job."""
-        self._may_go_back: set[Path] = set()
+        self._loaded: dict[Path, int] = {}
+        """Step by directory, from a load to the next save."""
 
     def save(self, directory: str | Path, step: int, keep: int, state: Mapping[str, Any]) -> Path:
         """Write a checkpoint; all ranks return when all have written theirs.
@@ -99,7 +100,7 @@ class Checkpoints:
         Args:
             directory: made if it does not exist.
             step: in [0, 10**12), above the steps in ``directory`` unless this job has loaded one of
-                them; later checkpoints are then removed.
+                them; checkpoints after the loaded one are then removed.
             keep: number of checkpoints that stay, at least 1. Of a symbolic link, only the link is
                 removed.
             state: this rank's state.
@@ -143,8 +144,7 @@ class Checkpoints:
             raise
         self._agree(commit)
         self._known[home].add(token)
-        self._may_go_back.discard(home)
-        _prune(home, step, keep)
+        _prune(home, step, keep, self._loaded.pop(home, step))
         return folder
 
     def load(self, directory: str | Path, step: int | None = None) -> Loaded:
@@ -179,7 +179,7 @@ class Checkpoints:
         states: list[dict[str, Any]] = []
         self.together(lambda: states.extend(self._states(manifest)))
         self._known[home] = _tokens(home)
-        self._may_go_back.add(home)
+        self._loaded[home] = manifest.step
         of_rank = states[0] if self._fits(manifest) else states
         if manifest.config != self._config and self._rank == 0:
             _log.warning(
@@ -242,7 +242,7 @@ class Checkpoints:
                 "link, or give another step or directory"
             )
         last = max(_steps(home), default=-1)
-        if last > step and home not in self._may_go_back:
+        if last > step and home not in self._loaded:
             raise StateError(
                 f"step is {step}, and {home} has a checkpoint of step {last} already: load() it "
                 "first, give another directory, or remove it"
@@ -383,9 +383,12 @@ def _tokens(home: Path) -> set[str]:
     return tokens
 
 
-def _prune(home: Path, step: int, keep: int) -> None:
-    """Remove all but the newest ``keep`` up to ``step``, and what interrupted saves have left."""
-    kept = sorted(saved for saved in _steps(home) if saved <= step)[-keep:]
+def _prune(home: Path, step: int, keep: int, loaded: int) -> None:
+    """Remove all but the newest ``keep``, and what interrupted saves have left.
+
+    Those after the ``loaded`` one are no part of the way to ``step``; perhaps they are damaged.
+    """
+    kept = sorted({step, *(saved for saved in _steps(home) if saved <= min(loaded, step))})[-keep:]
     names = {f"step-{saved:012d}" for saved in kept}
     for folder in home.iterdir():
         if not _FOLDER.fullmatch(folder.name):

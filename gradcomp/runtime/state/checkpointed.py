@@ -21,7 +21,7 @@ class Checkpointed:
         Args:
             directory: one for each job, shared by all hosts or on each host; made if missing.
             step: names the checkpoint, in [0, 10**12). It must be above the steps in ``directory``,
-                unless `load` has read one of them; later checkpoints are then removed.
+                unless `load` has read one of them; checkpoints after that one are then removed.
             keep: number of checkpoints that stay, at least 1. Of an older one that is a symbolic link,
                 only the link is removed.
 
