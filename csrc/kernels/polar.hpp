@@ -32,10 +32,12 @@ struct LatticeSums {
 
 // Counts are of rows, at least 1. Buffers of one call do not overlap.
 struct PolarKernels {
-  // llr = round(x * scale) to nearest even, limited to [-127, 127], for n elements; NaN becomes
-  // 127. Returns the sum of the squares of all x * scale, in float32: element i is added to partial
+  // llr = round(x * scale) to nearest even, limited to [-127, 127], for n elements, with the other
+  // sign where the bit of `mask` is set (the lowest bit of a word is for the first of 64 elements).
+  // Returns the sum of the squares of all x * scale, in float32: element i is added to partial
   // sum i % 16, then the 16 to one. It is not finite if an element is not.
-  float (*quantize)(const float* x, float scale, std::int8_t* llr, std::size_t n);
+  float (*quantize)(const float* x, const std::uint64_t* mask, float scale, std::int8_t* llr,
+                    std::size_t n);
 
   // For the first half of a code: out = sign(a) sign(b) min(|a|, |b|), with a and b the rows at i
   // and count + i of `llr`.

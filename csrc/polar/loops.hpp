@@ -27,7 +27,8 @@ GRADCOMP_LEVEL inline Vector levels_of(const float* x, Floats scale, Floats* squ
   return cvtps_epi32(min_ps(scaled, set1_ps(127.0f)));
 }
 
-GRADCOMP_LEVEL float quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
+GRADCOMP_LEVEL float quantize(const float* x, const std::uint64_t* mask, float scale,
+                              std::int8_t* llr, std::size_t n) {
   constexpr std::size_t kSums = 16 / kFloats;
   const Floats factor = set1_ps(scale);
   Floats squares[kSums] = {};
@@ -40,11 +41,13 @@ GRADCOMP_LEVEL float quantize(const float* x, float scale, std::int8_t* llr, std
     }
     const Vector low = packs_epi32(levels[0], levels[1]);
     const Vector high = packs_epi32(levels[2], levels[3]);
-    store_vector(llr + i, limited(order_epi32(packs_epi16(low, high))));
+    const Bits flipped = part_of(mask + i / kLanes, i % kLanes / kBytes);
+    store_vector(llr + i,
+                 negate_epi8(to_mask(flipped), limited(order_epi32(packs_epi16(low, high)))));
   }
   float partial[16];
   for (std::size_t k = 0; k < kSums; ++k) store_floats(partial + kFloats * k, squares[k]);
-  return finish_quantize(x + i, scale, llr + i, n - i, partial);
+  return finish_quantize(x, mask, scale, llr, i, n, partial);
 }
 
 GRADCOMP_LEVEL void check(const std::int8_t* llr, std::int8_t* out, std::size_t count) {

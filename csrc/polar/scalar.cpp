@@ -11,9 +11,10 @@ namespace {
 
 int limited(int llr) { return std::min(std::max(llr, -127), 127); }
 
-float quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
+float quantize(const float* x, const std::uint64_t* mask, float scale, std::int8_t* llr,
+               std::size_t n) {
   float partial[16] = {};
-  return finish_quantize(x, scale, llr, n, partial);
+  return finish_quantize(x, mask, scale, llr, 0, n, partial);
 }
 
 void check(const std::int8_t* llr, std::int8_t* out, std::size_t count) {

@@ -1115,25 +1115,25 @@ def polar_rotated_back(
 def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
-    rate, unbiased = float(spec.params["rate"]), spec.params["unbiased"] == "true"
+    rate = float(spec.params["rate"])
     blocks = polar_cut(n, spec)
     rows = sum(blocks)
     head = 4 * len(blocks)
-    overhead = head + (36 if spec.rotated else 28)
-    total = max(1, math.floor((math.floor(rate * n / 8) - overhead) / 8))
+    total = max(len(blocks), math.floor((math.floor(rate * n / 8) - 36 - head) / 8))
     _require_length(payload, head + 8 * total)
     scales = np.frombuffer(payload, "<f4", len(blocks))
     words = np.frombuffer(payload, "<u8", total, head)
     erasure = math.floor((1 - rate) * 2**31 + 0.5)
     y = np.zeros(64 * rows, np.float32)
-    row = 0
-    for length, scale in zip(blocks, scales, strict=True):
-        count = total * (row + length) // rows - total * row // rows
+    row = before = 0
+    for index, (length, scale) in enumerate(zip(blocks, scales, strict=True)):
+        # Each block after this one needs a word.
+        after = min(total * (row + length) // rows, total - (len(blocks) - index - 1))
+        count, before = after - before, after
         free = free_inputs((length - 1).bit_length(), erasure, length, count)
         block = read_codeword(words, free)[0][:length]
         words = words[count:]
-        if unbiased:
-            block = block ^ random_words(stream, 2 * row, 2 * length).astype("<u4").view("<u8")
+        block = block ^ random_words(stream, 2 * row, 2 * length).astype("<u4").view("<u8")
         negative = np.unpackbits(block.view(np.uint8), bitorder="little")
         y[64 * row : 64 * (row + length)] = np.where(negative, -scale, scale)
         row += length
@@ -1578,9 +1578,9 @@ PAYLOADS = {
     "adaq": Payload(22, False, read_adaq),
     "inceptionn": Payload(23, False, read_inceptionn),
     "sketch": Payload(24, True, read_sketch),
-    "polar_b": Payload(26, False, read_polar_b),
+    "polar_b": Payload(33, True, read_polar_b),
     "polar_ec": Payload(27, True, read_polar_ec),
-    "polar": Payload(28, False, read_polar),
+    "polar": Payload(34, True, read_polar),
     "adaptive": Payload(29, False, read_adaptive),
 }
 
@@ -1644,8 +1644,6 @@ def decode(frame: bytes, spec: str, basis: bytes = b"") -> np.ndarray:
     if fields.spec_hash != crc32c(spec.encode("ascii")):
         raise FormatError(f"spec hash {fields.spec_hash:#010x} is not that of {spec}")
     seeded = rules.seeded or read_spec.rotated
-    if read_spec.name == "polar":
-        seeded = seeded or float(read_spec.params["rate"]) >= 0.5
     if (fields.stream is not None) != seeded:
         raise FormatError("flag bit 1 (stream present) does not fit the codec")
     # Hostile scales overflow, and signalling NaN become quiet: neither is an error.

@@ -12,7 +12,7 @@ constexpr double kEntropyCodedFrom = 0.5;
 StageInfo polar_stage() {
   StageInfo stage = polar_ec_stage();
   stage.name = "polar";
-  stage.id = 28;
+  stage.id = 34;  // 28 had the payloads of 26
   stage.summary =
       "polar codes at 1/32 to 4 bits per element: 'polar_b' below 0.5 bits, else 'polar_ec'";
   stage.example = "polar(rate=0.5)";

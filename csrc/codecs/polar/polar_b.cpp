@@ -1,5 +1,7 @@
 // Polar codes as a vector quantizer: every element becomes its scale with a sign. The signs of a
-// block are a codeword of 64 interleaved polar codes, of which rate * n bits are sent.
+// block are a codeword of 64 interleaved polar codes, of which rate * n bits are sent. Random signs
+// stand between the elements and the codes: a code of few words describes a small subspace, so
+// error feedback needs another one in each step.
 //
 // The tensor is cut into segments, each a block and a scale; docs/wire-format.md#polar_b is the
 // norm. Encoding is successive-cancellation decoding of the elements as log-likelihood ratios.
@@ -40,8 +42,8 @@ class PolarB final : public PolarCodec<PolarB> {
   Caps caps() const noexcept override {
     Caps caps;
     caps.fuses_feedback = true;
-    caps.seeded = params_.rotated;
-    caps.private_noise = params_.rotated;
+    caps.seeded = true;
+    caps.private_noise = true;
     caps.finite = !params_.rotated;  // magnitudes above 2^84 may become NaN
     return caps;
   }
@@ -87,8 +89,7 @@ class PolarB final : public PolarCodec<PolarB> {
   friend PolarCodec<PolarB>;
 
   PolarBLayout layout(std::size_t n) const {
-    return {n, polar_block_log2(params_.n, n), params_.rate,
-            kFrameBytes + (params_.rotated ? kFrameStream : 0)};
+    return {n, polar_block_log2(params_.n, n), params_.rate, kFrameBytes + kFrameStream};
   }
 
   // Calls fn(segment, space) for all segments, on all threads.
@@ -122,7 +123,8 @@ class PolarB final : public PolarCodec<PolarB> {
     const std::size_t count = layout.elements(segment);
     double squares = 0;
     const auto quantize = [&](const float* v, std::size_t first, std::size_t size, float factor) {
-      squares += static_cast<double>(kernels().polar->quantize(v, factor, space.llr + first, size));
+      squares += static_cast<double>(kernels().polar->quantize(v, space.mask + first / kLanes,
+                                                               factor, space.llr + first, size));
     };
     std::memset(space.llr + count, 0, kLanes * (segment.end - segment.begin) - count);
     const float factor = llr_factor(layout, layout.block(segment.first_block), rms);
@@ -138,9 +140,6 @@ class PolarB final : public PolarCodec<PolarB> {
     });
     if (params_.unbiased) {
       spread(space.floats, begin / kRotationBlock, count / kRotationBlock, rotation.stream());
-      draw_mask(segment, rotation.stream(), space.mask);
-      kernels().flip_signs(space.floats, reinterpret_cast<const std::uint32_t*>(space.mask), 1.0f,
-                           space.floats, count);
       for_blocks(layout, segment, [&](std::size_t, const Block& block) {
         const std::size_t first = kLanes * block.begin - begin;
         quantize(space.floats + first, first, layout.elements(block),
@@ -155,6 +154,7 @@ class PolarB final : public PolarCodec<PolarB> {
                       const float* x, PolarBSpace& space, std::uint8_t* payload) const {
     const std::size_t begin = layout.first(segment);
     const std::size_t count = layout.elements(segment);
+    draw_mask(segment, rotation.stream(), space.mask);
     std::uint8_t* const words = payload + 4 * layout.blocks();
     const auto rms_of = [&](double squares) {
       return std::sqrt(squares / static_cast<double>(count));
@@ -175,8 +175,8 @@ class PolarB final : public PolarCodec<PolarB> {
       if (coded) make_llr(layout, segment, rotation, x, rms, space);
     }
     for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
-      const std::size_t size = layout.words(block);
-      std::uint8_t* const out = words + 8 * layout.first_word(block.begin);
+      const std::size_t size = layout.words(index, block);
+      std::uint8_t* const out = words + 8 * layout.first_word(index, block.begin);
       const std::size_t at = block.begin - segment.begin;
       float scale = rms < kMinPolarRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       if (coded) {
@@ -204,7 +204,7 @@ class PolarB final : public PolarCodec<PolarB> {
       polar_encode(kinds, block.log2, llr, space.work, space.bits + at, out);
     }
     const std::int32_t agreement = kernels().polar->agreement(llr, space.bits + at, rows);
-    if (words == 0 || agreement <= 0) return 0.0f;
+    if (agreement <= 0) return 0.0f;
     const auto elements = static_cast<double>(layout.elements(block));
     const double product =
         static_cast<double>(agreement) / static_cast<double>(llr_factor(layout, block, rms));
@@ -263,11 +263,8 @@ class PolarB final : public PolarCodec<PolarB> {
   void expand_signs(const PolarBLayout& layout, const Segment& segment, const Rotation& rotation,
                     const std::uint8_t* scales, PolarBSpace& space, const Place& place,
                     const Sink& sink) const {
+    kernels().polar->xor_words(space.bits, space.mask, segment.end - segment.begin);
     const auto fill = [&](std::size_t begin, std::size_t end, float* y) {
-      if (params_.unbiased) {
-        draw_mask(segment, rotation.stream(), space.mask);
-        kernels().polar->xor_words(space.bits, space.mask, segment.end - segment.begin);
-      }
       signs(layout, segment, scales, space, begin, end, y);
     };
     expand(layout, segment, rotation, scales, space.floats, fill, place, sink);
@@ -281,11 +278,12 @@ class PolarB final : public PolarCodec<PolarB> {
     const Rotation rotation(n, call.stream);
     const std::uint8_t* const words = in.data() + 4 * layout.blocks();
     return for_segments(layout, call, [&](const Segment& segment, PolarBSpace& space) {
-      for_blocks(layout, segment, [&](std::size_t, const Block& block) {
-        polar_decode(tree(block, layout.words(block), space), block.log2,
-                     words + 8 * layout.first_word(block.begin),
+      for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
+        polar_decode(tree(block, layout.words(index, block), space), block.log2,
+                     words + 8 * layout.first_word(index, block.begin),
                      space.bits + (block.begin - segment.begin));
       });
+      draw_mask(segment, rotation.stream(), space.mask);
       expand_signs(layout, segment, rotation, in.data(), space, place, sink);
     });
   }
@@ -300,7 +298,7 @@ StageInfo polar_b_stage() {
   StageInfo stage = polar_family_stage(real_param(
       "rate", "0.25", 0.03125, 0.5, "bits per element on the wire, scales and frame included"));
   stage.name = "polar_b";
-  stage.id = 26;
+  stage.id = 33;  // 26 had payloads without random signs
   stage.summary =
       "signs that form codewords of polar codes, at 1/32 to 1/2 bit per element: close to the "
       "least error of any code of that rate on normal values";

@@ -1,6 +1,7 @@
 // Payload layout and working memory of polar_b.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -20,13 +21,19 @@ class PolarBLayout : public BlockCut {
     const double bytes = std::floor(rate * static_cast<double>(n) / 8) -
                          static_cast<double>(overhead + 4 * blocks());
     const double words = std::floor(bytes / 8);
-    words_ = words < 1 ? 1 : static_cast<std::size_t>(words);
+    // Every block has a word, so that none of its elements is left out in all steps.
+    words_ = std::max(blocks(), words < 1 ? 1 : static_cast<std::size_t>(words));
   }
 
   std::size_t payload_size() const { return 4 * blocks() + 8 * words_; }
-  std::size_t first_word(std::size_t row) const { return words_ * row / rows(); }
-  std::size_t words(const Block& block) const {
-    return first_word(block.end) - first_word(block.begin);
+  // The first word of a block, by its index and first row; the number of words for blocks() and
+  // rows(). Proportional to the rows, as long as each later block, which has at most as many rows,
+  // keeps a word.
+  std::size_t first_word(std::size_t index, std::size_t row) const {
+    return std::min(words_ * row / rows(), words_ - (blocks() - index));
+  }
+  std::size_t words(std::size_t index, const Block& block) const {
+    return first_word(index + 1, block.end) - first_word(index, block.begin);
   }
 
  private:

@@ -1,5 +1,5 @@
-// Second rotation and random signs of unbiased=true. docs/wire-format.md#polar_b is the
-// specification.
+// Random signs of polar codes, and the second rotation of unbiased=true.
+// docs/wire-format.md#polar_b is the specification.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace gradcomp {
 
-// Random signs for the elements of a segment, one word per row. They stand between the rotations
-// and the codes: codewords resemble Hadamard transforms, and without signs the errors of some
-// elements would not average out.
+// Random signs for the elements of a segment, one word per row. They stand between the elements,
+// rotated if they are, and the codes. Codewords resemble Hadamard transforms, and codes of few
+// words describe few directions: without signs the errors of some elements would never average out.
 void draw_mask(const Segment& segment, std::uint64_t stream, std::uint64_t* mask);
 
 // Rotates `count` tiles from tile `first` on: across tiles, then within each. One rotation is not
