@@ -11,6 +11,7 @@ import typer
 
 from gradcomp.cli import show
 from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
+from gradcomp.config.idle_rules import unreachable_rules
 from gradcomp.config.match import DEFAULT_RULES, Match
 from gradcomp.config.schema import Compress
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
@@ -49,6 +50,7 @@ def check(
             {
                 "seed": loaded.seed,
                 "policy": compress.policy,
+                "warnings": unreachable_rules(loaded),
                 "ranks_per_node": compress.ranks_per_node,
                 "rules": [
                     {"rule": chosen.rule, "match": _conditions(match), **_schedule_json(chosen)}
@@ -75,7 +77,8 @@ def check(
     nodes = compress.ranks_per_node
     policy = ["policy: auto"] if compress.policy == "auto" else []
     layout = [] if nodes is None else [f"ranks per node: {nodes}"]
-    show.output("valid", f"seed: {loaded.seed}", *policy, *layout, "", table)
+    warnings = [f"warning: {text}" for text in unreachable_rules(loaded)]
+    show.output("valid", *warnings, f"seed: {loaded.seed}", *policy, *layout, "", table)
     if taken:
         table = show.table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:

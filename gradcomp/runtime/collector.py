@@ -104,7 +104,7 @@ class Collector:
         profile = pipeline.stats.profile
         if profile is not None:
             profile.begin_step()
-        self._report.begin_step()
+        self._report.end_step()
         self._begin_check()
         decisions: tuple[Decision, ...] = ()
         policy = pipeline.policy
@@ -116,6 +116,7 @@ class Collector:
         self._resolved = pipeline.resolve_all(self._tensors)
         if policy.measures or pipeline.config.switches:
             self._group()
+        self._report.begin_step(self._resolved)
         return decisions
 
     def _begin_check(self) -> None:

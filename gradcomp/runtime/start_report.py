@@ -1,12 +1,14 @@
-"""Messages at the start of a job: how much is compressed, and the bytes that pass a rank's link."""
+"""Messages of a job: how much is compressed, and the bytes that pass a rank's link."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gradcomp.config.idle_rules import idle_rules
 from gradcomp.config.schema import Config
 from gradcomp.exchange.link import costs_more
 from gradcomp.exchange.patterns.dense import Dense
@@ -40,12 +42,16 @@ class Coverage:
 
     Attributes:
         tensors, elements: of the whole model.
+        specs: for each spec, the number of tensors that it compresses.
+        waits: for each spec that begins in a later step, that step.
         left: for each reason, the number of tensors that travel uncompressed, and their elements.
         unasked: elements that are uncompressed although no rule of the configuration says so.
     """
 
     tensors: int = 0
     elements: int = 0
+    specs: Counter[str] = field(default_factory=Counter)
+    waits: dict[str, int] = field(default_factory=dict)
     left: dict[str, tuple[int, int]] = field(default_factory=dict)
     unasked: int = 0
 
@@ -57,6 +63,10 @@ class Coverage:
             result.tensors += 1
             result.elements += tensor.key.numel
             if not isinstance(tensor.aggregator, Dense | DenseMomentum):
+                spec = str(tensor.phase.use)
+                result.specs[spec] += 1
+                if tensor.aggregator.start_step:
+                    result.waits[spec] = tensor.aggregator.start_step
                 continue
             reason = _reason(config, name, tensor)
             tensors, elements = result.left.get(reason, (0, 0))
@@ -77,6 +87,10 @@ class Coverage:
             f"{tensors} of {self.tensors} tensors are compressed, {elements:,} of {self.elements:,} "
             "elements"
         )
+        if self.specs:
+            text += f": {', '.join(f'{few} by {spec!r}' for spec, few in self.specs.items())}"
+        for spec, step in self.waits.items():
+            text += f"; '{spec}' begins at step {step}, and its tensors are uncompressed until then"
         if self.left:
             reasons = (f"{few} by {reason}" for reason, (few, _) in self.left.items())
             text += f"; uncompressed: {', '.join(reasons)}"
@@ -93,6 +107,9 @@ def _reason(config: Config, name: str, resolved: Resolved) -> str:
 class StartReport:
     """Logs on rank 0 of a job: warnings where it is not as the user may think, else information.
 
+    It reports on the link after the first step, and again whenever specs have changed: when an algorithm
+    begins, a schedule goes on to another spec, or a policy has decided.
+
     Args:
         pipeline: of this rank.
     """
@@ -101,7 +118,10 @@ class StartReport:
         self._pipeline = pipeline
         # Ranks that send rows of shards have another report, by their adapter.
         self._silent = pipeline.rank != 0 or pipeline.stats.scatters
-        self._link_due = True
+        self._specs: frozenset[tuple[str, bool]] | None = None
+        self._before: tuple[int, float, float] | None = None  # numbers before the step to report on
+        self._may_change = True
+        self._waits = 0  # the step before which nothing is compressed
 
     def begin(self, resolved: Mapping[str, Resolved]) -> None:
         """Report on the tensors of the model, before the first gradient; empty if unknown."""
@@ -120,6 +140,9 @@ class StartReport:
             coverage = Coverage.of(self._pipeline.config, resolved)
             level = logging.WARNING if coverage.surprising else logging.INFO
             _log.log(level, "gradcomp: %s", coverage)
+            shapes = {name: tensor.key.shape for name, tensor in resolved.items()}
+            for text in idle_rules(self._pipeline.config, shapes):
+                _log.warning("gradcomp: %s", text)
             for rule, choice in self._pipeline.resolver.automatic.items():
                 _log.info("gradcomp: %s: exchange %s, as %s", rule, *choice)
         prior, ranks = self._pipeline.config.compress.prior, self._pipeline.world_size
@@ -148,27 +171,59 @@ class StartReport:
                 _REMEDY,
             )
 
-    def begin_step(self) -> None:
-        """Report on the link, once, after the first step."""
-        stats = self._pipeline.stats
-        if not self._link_due or not stats.steps:
+    def end_step(self) -> None:
+        """Report on the link if the step that has ended was the first with its specs."""
+        stats, before = self._pipeline.stats, self._before
+        if before is None or stats.steps <= before[0]:
             return
-        self._link_due = False
-        if self._silent or stats.ranks == 1 or not self._compresses:
-            return
-        steps = stats.steps * stats.inner_steps
-        excess = (stats.link_bytes - stats.dense_link_bytes) / steps
-        more = costs_more(stats.link_bytes, stats.dense_link_bytes) and excess > _SMALL
+        self._before = None
+        steps = (stats.steps - before[0]) * stats.inner_steps
+        passed = (stats.link_bytes - before[1]) / steps
+        dense = (stats.dense_link_bytes - before[2]) / steps
+        more = costs_more(passed, dense) and passed - dense > _SMALL
         text = (
-            f"{stats.link_bytes / steps:,.0f} bytes pass the link of a rank in a step, of "
-            f"{stats.ranks} ranks; a ring all-reduce of the uncompressed gradients passes "
-            f"{stats.dense_link_bytes / steps:,.0f}"
+            f"{passed:,.0f} bytes pass the link of a rank in a step, of {stats.ranks} ranks; a ring "
+            f"all-reduce of the uncompressed gradients passes {dense:,.0f}"
         )
-        if more:
+        if self._waits:
+            text += f": nothing is compressed before step {self._waits}"
+        elif more:
             choices = self._pipeline.config.compress.choices
             remedy = link_remedy(((spec, exchange) for _, spec, exchange in choices), stats.ranks)
             text += f", which is less: use {remedy}"
-        _log.log(logging.WARNING if more else logging.INFO, "gradcomp: %s", text)
+        warns = more and not self._waits
+        _log.log(logging.WARNING if warns else logging.INFO, "gradcomp: %s", text)
+
+    def begin_step(self, resolved: Mapping[str, Resolved]) -> None:
+        """Look at the decisions of a step; see `end_step`."""
+        pipeline, stats = self._pipeline, self._pipeline.stats
+        if self._silent or stats.ranks == 1 or not self._compresses or pipeline.policy.measured:
+            return
+        if self._specs is not None and not self._may_change:
+            return
+        step = pipeline.comparison.next_step
+        waiting = {
+            tensor.aggregator.start_step
+            for tensor in resolved.values()
+            if step < tensor.aggregator.start_step
+        }
+        specs = frozenset(
+            (tensor.spec.canonical, step < tensor.aggregator.start_step)
+            for tensor in resolved.values()
+        )
+        if specs == self._specs:
+            return
+        compressed = any(spec != "identity" and not waits for spec, waits in specs)
+        self._waits = 0 if compressed else min(waiting, default=0)
+        self._may_change = bool(waiting) or self._varies
+        self._specs = specs
+        self._before = stats.steps, stats.link_bytes, stats.dense_link_bytes
+
+    @property
+    def _varies(self) -> bool:
+        """Whether the configuration gives tensors several specs in turn."""
+        config = self._pipeline.config
+        return config.switches or config.compress.policy == "auto"
 
     @property
     def _compresses(self) -> bool:

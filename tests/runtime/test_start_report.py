@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ def test_each_reason_is_counted() -> None:
     }
     assert not result.surprising, "a rule asks for most of it"
     assert str(result) == (
-        "1 of 4 tensors are compressed, 4,096 of 14,260 elements; uncompressed: 1 by default rule: "
-        "ndim <= 1, 1 by default rule: numel < 4096, 1 by compress.rules[0]"
+        "1 of 4 tensors are compressed, 4,096 of 14,260 elements: 1 by 'topk(ratio=0.01,values=fp32)'; "
+        "uncompressed: 1 by default rule: ndim <= 1, 1 by default rule: numel < 4096, 1 by compress.rules[0]"
     )
 
 
@@ -91,7 +92,9 @@ def test_a_job_says_once_what_it_compresses_and_what_passes_a_link(
     train(configured("topk(ratio=0.01)"), SHAPES)
     (level, first), (other, second) = messages(caplog)
     assert (level, other) == (logging.INFO, logging.INFO)
-    assert first.startswith("gradcomp: 1 of 3 tensors are compressed, 4,096 of 4,260 elements;")
+    assert first.startswith(
+        "gradcomp: 1 of 3 tensors are compressed, 4,096 of 4,260 elements: 1 by"
+    )
     dense = 2 * (RANKS - 1) / RANKS * 4 * 4260
     assert f"of {RANKS} ranks" in second
     assert second.endswith(f"of the uncompressed gradients passes {dense:,.0f}")
@@ -110,9 +113,7 @@ def test_more_bytes_than_uncompressed_are_a_warning(caplog: pytest.LogCaptureFix
 
 
 def test_another_pattern_than_with_two_ranks_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    train(
-        configured("lossless", rules=[{"match": {"name": "x"}, "use": "int8"}]), {"big": (400, 200)}
-    )
+    train(configured("lossless"), {"big": (400, 200)})
     (_, _), (level, text), (_, _) = messages(caplog)
     assert level == logging.INFO
     assert text == (
@@ -144,3 +145,70 @@ def test_a_tensor_without_a_name_is_named_once(caplog: pytest.LogCaptureFixture)
     ((level, text),) = messages(caplog)
     assert level == logging.WARNING
     assert "a tensor of shape (9000,) is averaged uncompressed, by default rule: ndim <= 1" in text
+
+
+def test_a_warm_up_is_named_and_its_end_reported(caplog: pytest.LogCaptureFixture) -> None:
+    train(configured("powersgd(rank=1,start_step=3)"), {"big": (400, 200)}, steps=6)
+    texts = [text for _, text in messages(caplog)]
+    assert {level for level, _ in messages(caplog)} == {logging.INFO}
+    assert "begins at step 3, and its tensors are uncompressed until then" in texts[0]
+    assert texts[1].endswith("passes 426,667: nothing is compressed before step 3")
+    assert texts[2].endswith("passes 426,667")
+    assert int(texts[2].split()[1].replace(",", "")) < 10_000
+    assert len(texts) == 3
+
+
+def test_a_change_of_specs_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = [{"use": "fp16"}, {"use": "topk(ratio=0.01)", "from_step": 2}]
+    train(configured(schedule), {"big": (400, 200)}, steps=5)
+    links = [
+        int(text.split()[1].replace(",", "")) for _, text in messages(caplog) if " pass " in text
+    ]
+    assert len(links) == 2
+    assert 20 * links[1] < links[0]
+
+
+MODEL = {"embed.weight": (500, 64), "fc.weight": (64, 100), "fc.bias": (100,)}
+
+
+@pytest.mark.parametrize(
+    ("match", "text"),
+    [
+        ({"name": "module.embed*"}, 'name: "embed*" would match embed.weight'),
+        ({"name": "fc"}, 'name: "fc.*" would match fc.weight, fc.bias'),
+        ({"name": "weight"}, 'name: "*.weight" would match embed.weight, fc.weight'),
+        ({"name": "embd.weight"}, "names that come near: embed.weight"),
+        (
+            {"name": "embed*", "ndim": 1},
+            "its name matches embed.weight, its other conditions do not",
+        ),
+        ({"name": "unlike"}, "matches none of the 3 tensors"),
+        ({"min_numel": 100_000}, "matches none of the 3 tensors"),
+    ],
+)
+def test_a_rule_that_matches_nothing_is_a_warning(
+    match: dict[str, Any], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured("topk(ratio=0.01)", rules=[{"match": match, "use": "identity"}])
+    train(config, MODEL, steps=1)
+    (warning,) = [text for level, text in messages(caplog) if level == logging.WARNING]
+    assert warning.startswith("gradcomp: compress.rules[0] (")
+    assert text in warning
+
+
+def test_rules_behind_others_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rules = [
+        {"match": {"name": "fc*"}, "use": "fp16"},
+        {"match": {"name": "fc.weight"}, "use": "int8"},
+        {"match": {}, "use": "sign"},
+        {"match": {"name": "embed*"}, "use": "identity"},
+        {"match": {"ndim": 1}, "use": "identity"},
+    ]
+    train(configured("topk(ratio=0.01)", rules=rules), MODEL, steps=1)
+    warnings = [text for level, text in messages(caplog) if level == logging.WARNING]
+    assert warnings == [
+        "gradcomp: compress.rules[3] to [4] can take no tensor: compress.rules[2] before takes all "
+        "(match: {})",
+        'gradcomp: compress.rules[1] ({"name": "fc.weight"}) takes no tensor: rules before it take all '
+        "that it matches",
+    ]
