@@ -32,7 +32,7 @@ from gradcomp.adapter_api import (
     unpack_state,
     use_processors,
 )
-from gradcomp.errors import ConfigError, GradcompError
+from gradcomp.errors import ConfigError, GradcompError, SpecError
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
 __all__ = ["BaseCompression", "is_elastic"]
@@ -110,10 +110,18 @@ class _Codecs(ABCMeta):
 
     def __getattr__(cls, name: str) -> _Constructor:
         codec = "identity" if name == "none" else name
-        known = [*list_codecs(), *list_algorithms()]
-        if codec not in known:
+def _problem(name: str) -> str:
+    """Why a name is no spec, in one line."""
+    try:
+        Config.from_spec(name)
+    except SpecError as error:
+        return str(error).partition("\n")[0]
+    return "it is not a codec or an algorithm alone"
+
+
+        if codec not in (*list_codecs(), *list_algorithms()):
             raise AttributeError(
-                f"Compression has no codec '{name}'; it has none, {', '.join(known)}"
+                f"Compression has no codec '{name}': {_problem(name)}; Compression.none compresses nothing"
             )
         return _Constructor(cls, codec)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from gradcomp.cli import show
 from gradcomp.cli.json_option import JsonOption
 from gradcomp.codec import spec as specs
+from gradcomp.codec.stage_names import stage_hint
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import exchange_pattern, patterns_text
 
@@ -40,9 +40,7 @@ def list_stages(
 def _stage(name: str) -> specs.StageInfo:
     known = {row.name: row for row in specs.stages()}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        guess = f"did you mean '{near[0]}'? " if near else ""
-        raise GradcompError(f"unknown stage '{name}': {guess}known: {', '.join(known)}")
+        raise GradcompError(f"unknown stage '{name}': {stage_hint(name, known)}")
     return known[name]
 
 

@@ -7,12 +7,14 @@ describes both.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from gradcomp import _core
 from gradcomp.codec.plugins import discover
+from gradcomp.codec.stage_names import explained
 from gradcomp.errors import SpecError
 
 __all__ = ["END", "ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
@@ -177,13 +179,21 @@ def checked_text(spec: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _parse(spec: str) -> Spec:
-    try:
-        parsed = _core.parse_spec(spec)
-    except SpecError:
-        discover()  # the spec may name a plug-in's codec
-        parsed = _core.parse_spec(spec)
-    canonical, rows, by_steps, by_epochs = parsed
+    canonical, rows, by_steps, by_epochs = _read(spec)
     return Spec(canonical, tuple(Stage(*row) for row in rows), by_steps, by_epochs)
+
+
+def _read(spec: str) -> tuple[str, list[tuple[Any, ...]], bool, bool]:
+    with suppress(SpecError):
+        return _core.parse_spec(spec)
+    discover()  # the spec may name a plug-in's codec
+    try:
+        return _core.parse_spec(spec)
+    except SpecError as error:
+        names = [row["name"] for row in _core.stages()]
+        problem = explained(str(error), names, _core.plugin_faults())
+    # Alone: the core's error has the same text.
+    raise SpecError(problem)
 
 
 def stages() -> tuple[StageInfo, ...]:
