@@ -17,6 +17,7 @@ from gradcomp.config.schema import Compress
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import patterns_text
+from gradcomp.runtime.pieces import is_cut, pieces_of
 
 __all__ = ["check"]
 
@@ -57,7 +58,13 @@ def check(
                     for chosen, match in rules
                 ],
                 "tensors": [
-                    {"name": name, "shape": shape, "rule": chosen.rule, **_schedule_json(chosen)}
+                    {
+                        "name": name,
+                        "shape": shape,
+                        "pieces": len(pieces_of(name, shape)) if is_cut(shape) else 1,
+                        "rule": chosen.rule,
+                        **_schedule_json(chosen),
+                    }
                     for name, shape, chosen in taken
                 ],
             }
@@ -83,6 +90,8 @@ def check(
         table = show.table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:
             text = "\n".join(_phase_text(phase) for phase in chosen.schedule.phases)
+            if is_cut(shape):
+                text += f"\nin {len(pieces_of(name, shape))} pieces"
             table.add_row(name, _shape_text(shape), chosen.rule, text)
         show.output("", table)
 

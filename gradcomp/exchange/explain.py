@@ -63,6 +63,7 @@ def explain(spec: str | Spec) -> str:
         f"size: at most {size} bytes for {_NUMEL} elements ({4 * _NUMEL / size:.1f}x smaller)",
     ]
     if pattern != "dense":
+        lines.append("tensors of 2^30 elements and more are averaged in pieces of at most 2^28")
         patterns = [exchange for exchange in allowed if exchange != "two_level"]
         lines += ["", *_link_table(now, patterns)]
     return "\n".join(lines)

@@ -101,9 +101,7 @@ class Collector:
         """
         pipeline = self._pipeline
         pipeline.last_step.begin()
-        profile = pipeline.stats.profile
-        if profile is not None:
-            profile.begin_step()
+        pipeline.stats.begin_step()
         self._report.end_step()
         self._begin_check()
         decisions: tuple[Decision, ...] = ()
@@ -173,7 +171,12 @@ class Collector:
             pipeline.sends_dense(resolved) or (named and pipeline.waits_dense(resolved))
         ):
             return Route.DENSE
-        if fuses and resolved.aggregator.linear and not (named and pipeline.stats.compares):
+        if (
+            fuses
+            and resolved.aggregator.linear
+            and not resolved.cut
+            and not (named and pipeline.stats.compares)
+        ):
             return Route.LINEAR
         return Route.COLLECTED
 

@@ -117,8 +117,7 @@ class Loopback:
                 )
             arrays[name] = [as_float32(grad) for grad in of_ranks]
         for stats in self.stats:
-            if stats.profile is not None:
-                stats.profile.begin_step()
+            stats.begin_step()
         for pipeline in self.ranks:
             pipeline.last_step.begin()
         comparisons = [pipeline.comparison for pipeline in self.ranks]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from gradcomp.codec.arrays import FloatArray, room
 from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.config.schema import Config
@@ -21,6 +23,7 @@ from gradcomp.runtime.measure.counted import counted
 from gradcomp.runtime.measure.profile_files import profile_as_configured
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
+from gradcomp.runtime.pieces import pieces_of
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import Decision
 from gradcomp.runtime.policy.predictions import predictions
@@ -222,13 +225,15 @@ class Pipeline:
 
         False if an earlier spec has left a residual, which must be added to the gradient first.
         """
-        return resolved.dense and not self._state.has_residual(resolved.key.name)
+        return resolved.dense and not self._has_residual(resolved)
 
     def waits_dense(self, resolved: Resolved) -> bool:
         """As `sends_dense`, of a tensor with an algorithm that begins in a later step."""
-        name = resolved.key.name
-        waits = self._state.step(name) < resolved.aggregator.start_step
-        return waits and not self._state.has_residual(name)
+        waits = self._state.step(resolved.key.name) < resolved.aggregator.start_step
+        return waits and not self._has_residual(resolved)
+
+    def _has_residual(self, resolved: Resolved) -> bool:
+        return any(self._state.has_residual(key.name) for key in resolved.keys)
 
     def always_dense(self, resolved: Resolved) -> bool:
         """Whether the tensor travels dense in every step, for graphs that are traced once."""
@@ -242,7 +247,7 @@ class Pipeline:
         with exact averages.
         """
         step = self._state.step(resolved.key.name)
-        taken = self.resolver.on_device(resolved, step, device)
+        taken = not resolved.cut and self.resolver.on_device(resolved, step, device)
         return taken and self._state.continues(resolved) and not self.stats.compares
 
     def buckets(self, resolved: Mapping[str, Resolved]) -> list[tuple[str, ...]]:
@@ -288,11 +293,28 @@ class Pipeline:
         if resolved is None:
             resolved = self.resolve(name, grad.shape)
         self.stats.count_gradients(grad.nbytes if dense_bytes is None else dense_bytes)
+        out = grad.reshape(-1) if overwrite else room(grad.size)
+        cut = resolved.cut and not self._scatters  # those are split by rank
+        inner = (self._cut if cut else self._whole)(resolved, grad, out)
+        return counted(self.stats, self.node, name, {name: grad}, inner)
+
+    def _whole(self, resolved: Resolved, grad: FloatArray, out: FloatArray) -> Round:
         (begun,) = self._state.begin([resolved], [grad])
         whole = self._state.hand_over(resolved, begun)
-        out = grad.reshape(-1) if overwrite else room(grad.size)
-        inner = resolved.aggregator.round(whole, resolved.key, self._count(name), out)
-        return counted(self.stats, self.node, name, {name: grad}, inner)
+        step = self._count(resolved.key.name)
+        return resolved.aggregator.round(whole, resolved.key, step, out)
+
+    def _cut(self, resolved: Resolved, grad: FloatArray, out: FloatArray) -> Round:
+        """The rounds of a tensor's pieces, one after the other."""
+        self._state.begin_copies([resolved.key.name])
+        self._count(resolved.key.name)
+        flat = grad.reshape(-1)
+        for key, begin, end in pieces_of(resolved.key.name, resolved.key.shape):
+            part = flat[begin:end].reshape(key.shape)
+            average = yield from self._whole(resolved._replace(key=key), part, out[begin:end])
+            if not np.shares_memory(average, out):
+                out[begin:end] = average
+        return out
 
     def bucket_round(
         self,

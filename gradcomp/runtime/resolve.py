@@ -26,6 +26,7 @@ from gradcomp.exchange.select import (
     make_aggregator,
     pattern_between_nodes,
 )
+from gradcomp.runtime.pieces import is_cut, pieces_of
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import COMPRESSED, DENSE, PolicyGroup, alternatives
 
@@ -64,7 +65,20 @@ class Resolved(NamedTuple):
     @property
     def bucket_aggregator(self) -> BucketAggregator | None:
         """The aggregator, if tensors may share its rounds."""
-        return self.aggregator if isinstance(self.aggregator, BucketAggregator) else None
+        shares = isinstance(self.aggregator, BucketAggregator) and not self.cut
+        return self.aggregator if shares else None  # type: ignore[return-value]
+
+    @property
+    def cut(self) -> bool:
+        """Whether the tensor is averaged in pieces, as it has more elements than codecs take."""
+        return is_cut(self.key.shape)
+
+    @property
+    def keys(self) -> list[TensorKey]:
+        """Those under which memories of the tensor are kept: its own, or its pieces'."""
+        if not self.cut:
+            return [self.key]
+        return [piece.key for piece in pieces_of(self.key.name, self.key.shape)]
 
 
 class _CachedAggregator(NamedTuple):

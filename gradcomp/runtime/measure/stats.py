@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -10,7 +10,10 @@ from gradcomp.exchange.link import dense_link_bytes, link_bytes
 from gradcomp.runtime.measure.profile import Profile
 from gradcomp.runtime.policy.decision import Decision
 
-__all__ = ["Stats"]
+__all__ = ["RECENT", "Stats"]
+
+RECENT = 20
+"""Number of steps of `Stats.recent_ratio`."""
 
 
 @dataclass
@@ -42,7 +45,16 @@ class Stats:
     dense_link_bytes: float = 0.0
     decisions: tuple[Decision, ...] = ()
     profile: Profile | None = field(default=None, repr=False, compare=False)
+    _ends: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=RECENT), init=False, repr=False, compare=False
+    )
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def begin_step(self) -> None:
+        """Begin a step: `recent_ratio` is of the steps before it."""
+        if self.profile is not None:
+            self.profile.begin_step()
+        self._ends.append((self.dense_bytes, self.total_bytes))
 
     def start_profile(self, *, error: bool = False) -> Profile:
         """Profile all steps from the next one on. To be called between two steps.
@@ -108,6 +120,19 @@ class Stats:
         """
         gradients = self.dense_bytes * self.inner_steps
         return gradients / self.total_bytes if self.total_bytes else 1.0
+
+    @property
+    def recent_ratio(self) -> float:
+        """`ratio` of the last 20 steps, in which a warm-up counts no longer; see `RECENT`.
+
+        `ratio` itself in a job's first step, and with adapters that tell no steps.
+        """
+        if len(self._ends) < 2:
+            return self.ratio
+        (dense, sent), (dense_now, sent_now) = self._ends[0], (self.dense_bytes, self.total_bytes)
+        if sent_now == sent:
+            return self.ratio
+        return (dense_now - dense) * self.inner_steps / (sent_now - sent)
 
     @property
     def link_ratio(self) -> float:

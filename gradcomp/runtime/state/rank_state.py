@@ -131,8 +131,7 @@ class RankState:
 
     def go_dense(self, name: str) -> None:
         """Forget the arrays of a tensor that travels dense, with nothing unsent."""
-        if self.discards:
-            self.keep([name])
+        self.begin_copies([name])
         if self._specs.get(name) != DENSE_SPEC.canonical:
             self._forget(name, STATE_KINDS)
             self._specs[name] = DENSE_SPEC.canonical
@@ -141,9 +140,13 @@ class RankState:
         self, resolved: Sequence[Resolved], grads: Sequence[FloatArray]
     ) -> Sequence[FloatArray]:
         """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
-        if self.discards or self.loss_scale.active:
-            self.keep(tensor.key.name for tensor in resolved)
+        self.begin_copies(tensor.key.name for tensor in resolved)
         return poisoned(grads) if self.loss_scale.active else grads
+
+    def begin_copies(self, names: Iterable[str]) -> None:
+        """Copy the state of tensors before a round, if the step may be taken back."""
+        if self.discards or self.loss_scale.active:
+            self.keep(names)
 
     def keep(self, names: Iterable[str]) -> None:
         """Copy the state of tensors, before a round changes it."""
