@@ -16,8 +16,8 @@ from gradcomp.config.match import DEFAULT_RULES, Match
 from gradcomp.config.schema import Compress
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import GradcompError
+from gradcomp.exchange.pieces import is_cut, pieces_of
 from gradcomp.exchange.select import patterns_text
-from gradcomp.runtime.pieces import is_cut, pieces_of
 
 __all__ = ["check"]
 

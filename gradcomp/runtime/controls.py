@@ -81,7 +81,11 @@ class Controls(Checkpointed):
 
     def decide_again(self) -> None:
         """Forget the decisions of the policy ``auto``, and measure again; on all ranks at once."""
-        self.pipeline.decide_again()
+        pipeline = self.pipeline
+        if pipeline.policy.measures:
+            pipeline.policy.measure_anew()
+            pipeline.stats.decisions = ()
+            pipeline.comparison.fresh = True
 
     @cached_property
     def _checkpoints(self) -> Checkpoints:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from gradcomp.codec.arrays import FloatArray, room
 from gradcomp.codec.devices import HOST, Device, device_of
@@ -15,7 +14,8 @@ from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Engine
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.single_rank import Alone
-from gradcomp.exchange.rounds import BucketRound, Round
+from gradcomp.exchange.pieces import round_of_pieces
+from gradcomp.exchange.rounds import BucketRound, Round, TensorKey
 from gradcomp.exchange.select import scatter_refusal
 from gradcomp.runtime.agree.step_comparison import StepComparison
 from gradcomp.runtime.buckets import make_buckets
@@ -23,7 +23,6 @@ from gradcomp.runtime.measure.counted import counted
 from gradcomp.runtime.measure.profile_files import profile_as_configured
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
-from gradcomp.runtime.pieces import pieces_of
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import Decision
 from gradcomp.runtime.policy.predictions import predictions
@@ -225,15 +224,12 @@ class Pipeline:
 
         False if an earlier spec has left a residual, which must be added to the gradient first.
         """
-        return resolved.dense and not self._has_residual(resolved)
+        return resolved.dense and not self._state.has_residual(resolved)
 
     def waits_dense(self, resolved: Resolved) -> bool:
         """As `sends_dense`, of a tensor with an algorithm that begins in a later step."""
         waits = self._state.step(resolved.key.name) < resolved.aggregator.start_step
-        return waits and not self._has_residual(resolved)
-
-    def _has_residual(self, resolved: Resolved) -> bool:
-        return any(self._state.has_residual(key.name) for key in resolved.keys)
+        return waits and not self._state.has_residual(resolved)
 
     def always_dense(self, resolved: Resolved) -> bool:
         """Whether the tensor travels dense in every step, for graphs that are traced once."""
@@ -290,31 +286,24 @@ class Pipeline:
         Returns:
             A generator that returns the average, flat float32.
         """
-        if resolved is None:
-            resolved = self.resolve(name, grad.shape)
+        resolved = resolved or self.resolve(name, grad.shape)
         self.stats.count_gradients(grad.nbytes if dense_bytes is None else dense_bytes)
         out = grad.reshape(-1) if overwrite else room(grad.size)
-        cut = resolved.cut and not self._scatters  # those are split by rank
-        inner = (self._cut if cut else self._whole)(resolved, grad, out)
+        begin = partial(self._round, resolved)
+        if resolved.cut and not self._scatters:  # those are split by rank
+            self._state.begin_copies([name])
+            self._count(name)
+            inner = round_of_pieces(resolved.key, grad, out, begin)
+        else:
+            inner = begin(resolved.key, grad, out)
         return counted(self.stats, self.node, name, {name: grad}, inner)
 
-    def _whole(self, resolved: Resolved, grad: FloatArray, out: FloatArray) -> Round:
-        (begun,) = self._state.begin([resolved], [grad])
-        whole = self._state.hand_over(resolved, begun)
-        step = self._count(resolved.key.name)
-        return resolved.aggregator.round(whole, resolved.key, step, out)
-
-    def _cut(self, resolved: Resolved, grad: FloatArray, out: FloatArray) -> Round:
-        """The rounds of a tensor's pieces, one after the other."""
-        self._state.begin_copies([resolved.key.name])
-        self._count(resolved.key.name)
-        flat = grad.reshape(-1)
-        for key, begin, end in pieces_of(resolved.key.name, resolved.key.shape):
-            part = flat[begin:end].reshape(key.shape)
-            average = yield from self._whole(resolved._replace(key=key), part, out[begin:end])
-            if not np.shares_memory(average, out):
-                out[begin:end] = average
-        return out
+    def _round(self, chosen: Resolved, key: TensorKey, grad: FloatArray, out: FloatArray) -> Round:
+        """The round of a tensor or of a piece."""
+        chosen = chosen._replace(key=key)
+        (begun,) = self._state.begin([chosen], [grad])
+        whole = self._state.hand_over(chosen, begun)
+        return chosen.aggregator.round(whole, key, self._count(key.name), out)
 
     def bucket_round(
         self,
@@ -346,8 +335,7 @@ class Pipeline:
         Raises:
             ValueError: the tensors' aggregators do not share a bucket.
         """
-        if resolved is None:
-            resolved = self.resolve_all({name: grad.shape for name, grad in grads.items()})
+        resolved = resolved or self.resolve_all({n: grad.shape for n, grad in grads.items()})
         if len(grads) == 1:
             ((label, grad),) = grads.items()
             if resolved[label].bucket_aggregator is None:
@@ -383,13 +371,6 @@ class Pipeline:
         step = self._state.count(name)
         self.stats.steps = max(self.stats.steps, step + 1)
         return step
-
-    def decide_again(self) -> None:
-        """Forget the decisions of the policy ``auto``, and measure again; on all ranks at once."""
-        if self.policy.measures:
-            self.policy.measure_anew()
-            self.stats.decisions = ()
-            self.comparison.fresh = True
 
     # Checkpoints.
 

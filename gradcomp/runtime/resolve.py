@@ -19,6 +19,7 @@ from gradcomp.exchange.make_memory import hands_over
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.pieces import is_cut, pieces_of
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.exchange.select import (
     exchange_choice,
@@ -26,7 +27,6 @@ from gradcomp.exchange.select import (
     make_aggregator,
     pattern_between_nodes,
 )
-from gradcomp.runtime.pieces import is_cut, pieces_of
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import COMPRESSED, DENSE, PolicyGroup, alternatives
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gradcomp import Config, Loopback, Pipeline, _core
-from gradcomp.runtime import pieces
-from gradcomp.runtime.pieces import is_cut, pieces_of
+from gradcomp.exchange import pieces
+from gradcomp.exchange.pieces import is_cut, pieces_of
 from support.pipelines import configured
 
 SPECS = (

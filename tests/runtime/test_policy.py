@@ -21,6 +21,7 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.collector import Collector
+from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp.runtime.policy.auto import _LAPS, _REPEATS, _TRUST, _WINDOW, Policy
 from gradcomp.runtime.policy.decision import (
@@ -50,6 +51,13 @@ def config(spec: Any = SPEC.canonical, **compress: Any) -> Config:
     rules = [{"match": {"name": "bias*"}, "use": "identity"}, {"match": {}, "use": spec}]
     compress = {"default": spec, "rules": rules, "policy": "auto", **compress}
     return configured(**compress)
+
+
+class Adapter(Controls):
+    """What adapters offer to users."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline  # type: ignore[misc]
 
 
 # ----------------------------------------------------------------------------------- the decisions
@@ -586,7 +594,7 @@ def test_a_resumed_run_keeps_the_decision_and_measures_nothing() -> None:
     for one, two in zip(again[0], whole[0], strict=True):
         assert all(one[name].tobytes() == two[name].tobytes() for name in SHAPES)
     for pipeline in other.pipelines:
-        pipeline.decide_again()
+        Adapter(pipeline).decide_again()
     assert other.choices() == {}
     other.train(STEPS + 1)
     assert other.choices() == dict.fromkeys(job.choices(), DENSE)
@@ -626,7 +634,7 @@ def test_predictions_end_when_the_ranks_decide_again() -> None:
     states = [one.state_dict() for one in job.pipelines]
     assert set(job.choices().values()) == {DENSE}
     for pipeline in job.pipelines:
-        pipeline.decide_again()
+        Adapter(pipeline).decide_again()
     job.train(STEPS + 1)
     assert set(job.choices().values()) == {COMPRESSED}
     # A run that resumes has the decisions of its checkpoint, and knows that they were predicted.

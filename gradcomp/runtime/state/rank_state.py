@@ -125,9 +125,9 @@ class RankState:
         self._rounds[name] = step + 1
         return step
 
-    def has_residual(self, name: str) -> bool:
+    def has_residual(self, resolved: Resolved) -> bool:
         """Whether a part of a tensor's gradients is still unsent."""
-        return name in self.arrays["residual"]
+        return any(key.name in self.arrays["residual"] for key in resolved.keys)
 
     def go_dense(self, name: str) -> None:
         """Forget the arrays of a tensor that travels dense, with nothing unsent."""

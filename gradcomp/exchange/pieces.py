@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-from gradcomp import _core
-from gradcomp.exchange.rounds import TensorKey
+import numpy as np
 
-__all__ = ["Piece", "is_cut", "pieces_of"]
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.exchange.rounds import Round, TensorKey
+
+__all__ = ["Piece", "is_cut", "pieces_of", "round_of_pieces"]
 
 _PIECE_NUMEL = 2**28
 """Most elements of a piece: what a round needs besides the gradient and its memories is of that size."""
@@ -46,3 +50,26 @@ def pieces_of(name: str, shape: tuple[int, ...]) -> list[Piece]:
         part = ((end - begin) // row, *shape[1:]) if unit == row else (end - begin,)
         pieces.append(Piece(TensorKey(f"{name}[{number}]", part, end - begin), begin, end))
     return pieces
+
+
+def round_of_pieces(
+    key: TensorKey,
+    grad: FloatArray,
+    out: FloatArray,
+    begin: Callable[[TensorKey, FloatArray, FloatArray], Round],
+) -> Round:
+    """The rounds of a tensor's pieces, one after the other.
+
+    Args:
+        key: the tensor.
+        grad: as in `Aggregator.round`.
+        out: flat memory for the average; it may be the gradient's own.
+        begin: makes the round of a piece, of its key, its gradient and its part of ``out``.
+    """
+    flat = grad.reshape(-1)
+    for part, first, last in pieces_of(key.name, key.shape):
+        room = out[first:last]
+        average = yield from begin(part, flat[first:last].reshape(part.shape), room)
+        if not np.shares_memory(average, room):
+            room[:] = average
+    return out
