@@ -43,7 +43,7 @@ from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.staging import computed_by_now
 from torch_compressors.gloo.device_engine import connect_devices, sum_together
-from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.engine import Closing, GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_bytes
 from torch_compressors.gloo.keep_alive import keep
 from torch_compressors.gloo.liveness import naming_the_absent
@@ -137,7 +137,7 @@ class _Arrived:
         return self.buffer.coalesce().values() if self.sparse else self.buffer
 
 
-class DDPCompression(ScalerControls):
+class DDPCompression(Closing, ScalerControls):
     """The compression of one model's gradients on this rank; made by `ddp_hook`.
 
     Gradients arrive in DDP's buckets, but each parameter is compressed by its own name and shape,

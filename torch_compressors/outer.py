@@ -30,7 +30,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError
 from gradcomp_torch.outer import ParameterValues, TensorOuterSteps
 from gradcomp_torch.parameters import is_sharded, parameter_bytes
-from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.engine import Closing, GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_bytes, gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.nodes import agreed_ranks_per_node, exchange_groups
@@ -39,7 +39,7 @@ from torch_compressors.gloo.process_group import use_own_processors
 __all__ = ["OuterStep"]
 
 
-class OuterStep(TensorOuterSteps):
+class OuterStep(Closing, TensorOuterSteps):
     """Outer steps on torch.distributed; see `gradcomp.runtime.outer.steps.OuterSteps`.
 
     Every rank must construct it at the same time; parameters and buffers of the first rank are then
@@ -88,7 +88,7 @@ class OuterStep(TensorOuterSteps):
         limit = message_limit(
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes
         )
-        gloo = GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep")
+        gloo = self._gloo = GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep")
         buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
         for tensor in [*(parameter for _, parameter in values.named()), *buffers]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)

@@ -31,7 +31,7 @@ from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
 from torch_compressors.gloo.device_engine import connect_devices, sum_together
-from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.engine import Closing, GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.nodes import exchange_groups
@@ -80,7 +80,7 @@ def fsdp_hook(
     return FSDPCompression(config, model, group, optimizer, timeout)
 
 
-class FSDPCompression(ShardedControls):
+class FSDPCompression(Closing, ShardedControls):
     """The compression of one model's shards on this rank; made by `fsdp_hook`."""
 
     def __init__(
@@ -121,11 +121,12 @@ class FSDPCompression(ShardedControls):
         if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
-        self._engine = GlooEngine(exchange_groups(group, 1, timeout), limit, "fsdp_hook")
+        gloo = self._gloo = GlooEngine(exchange_groups(group, 1, timeout), limit, "fsdp_hook")
         self._devices, engine = connect_devices(
-            self._pipeline, self._engine, group, model.parameters(), timeout
+            self._pipeline, gloo, group, model.parameters(), timeout
         )
         self._driver = Driver(engine)
+        self._flush = gloo.flush
         self._together = {
             name: list(modules.values())
             for modules in wrapped_together(sharded)
@@ -162,7 +163,7 @@ class FSDPCompression(ShardedControls):
         if parameters and ends:
             late = LateAverage(name, shard, parameters)
             self._driver.start(name, round_, place=len(self._running))
-            self._engine.flush()
+            self._flush()
             self._running[name] = late
             return
         average = torch.from_numpy(self._driver.run(round_))

@@ -35,7 +35,7 @@ from gradcomp_torch.parameters import check_real, kinds_of
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gloo.device_engine import connect_devices
-from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.engine import Closing, GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.nodes import exchange_groups
@@ -80,7 +80,7 @@ def fsdp_reduce_scatter(
     return ReduceScatterCompression(config, model, timeout)
 
 
-class ReduceScatterCompression(ShardedControls, ScalerControls):
+class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
     """The compression of one model's reduce-scatter on this rank; made by `fsdp_reduce_scatter`.
 
     Attributes:
@@ -115,9 +115,9 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         self.uncompressed = self._reasons()
         numels = [part.numel for unit in units for part in unit.parameters]
         limit = message_limit(numels, 4 * sum(numels))
-        gloo = GlooEngine(exchange_groups(group, 1, timeout), limit, _NAME)
+        self._gloo = GlooEngine(exchange_groups(group, 1, timeout), limit, _NAME)
         self._devices, engine = connect_devices(
-            self._pipeline, gloo, group, model.parameters(), timeout
+            self._pipeline, self._gloo, group, model.parameters(), timeout
         )
         self._driver = Driver(self._pipeline.profiled(engine))
         self._reduced: set[str] = set()

@@ -45,8 +45,10 @@ def connect_devices(
     if devices.direct is None:
         return devices, gloo
     ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
-    group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
-    return devices, _DirectEngine(gloo, group)
+    on_devices = gloo.lent.on_devices
+    if engine not in on_devices:
+        on_devices[engine] = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
+    return devices, _DirectEngine(gloo, on_devices[engine])
 
 
 def sum_together(
@@ -106,6 +108,8 @@ class _DirectEngine:
         message = message_of(request)
         if message is None:
             return self._host.start(request)
+        self._host.check_open()
+        self._host.lent.begin()
         ranks = self._group.size()
         with message.behind():
             if isinstance(request, AllReduce):
@@ -142,6 +146,7 @@ class _DirectEngine:
         if reply.device.type != "cpu":
             # It is memory of the side stream, and this stream reads it.
             reply.record_stream(torch.accelerator.current_stream(reply.device))
+        self._host.lent.end()
         ranks = self._group.size()
         if isinstance(request, AllReduce):
             # In the message's own dtype, as the loopback does.

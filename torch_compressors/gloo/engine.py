@@ -6,19 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import AllReduce, RankGroup, Request, ranks_text
-from gradcomp.errors import ProtocolError
+from gradcomp.errors import ProtocolError, StateError
+from torch_compressors.gloo.groups import LentGroups
 from torch_compressors.gloo.keep_alive import keep
 from torch_compressors.gloo.liveness import Liveness, of_group
 from torch_compressors.gloo.messages import NEVER_SENT, GroupMessages, Part
 from torch_compressors.gloo.sums import FUSED_BYTES, FusedSum, Summand
 
-__all__ = ["GlooEngine", "message_limit"]
+__all__ = ["Closing", "GlooEngine", "message_limit"]
 
 # Bytes of an element, of a tensor and of a message that `message_limit` allows for. Frames of the
 # built-in codecs have at most 4.2 bytes an element besides headers; plug-ins may have more.
@@ -43,7 +45,8 @@ class GlooEngine:
     requests of a group travel together, too: see `torch_compressors.gloo.messages`.
 
     Args:
-        groups: the process group of each group that this rank is in.
+        groups: the process group of each group that this rank is in. `LentGroups` are given back with
+            `close`, or when the engine is garbage.
         limit: largest message that a rank may send, in bytes: see `message_limit`.
         where: the caller's function that has a timeout, for messages.
         liveness: of the ranks in ``all``; None for that of the job's group.
@@ -51,12 +54,15 @@ class GlooEngine:
 
     def __init__(
         self,
-        groups: Mapping[RankGroup, dist.ProcessGroup],
+        groups: LentGroups | Mapping[RankGroup, dist.ProcessGroup],
         limit: int,
         where: str = "ddp_hook",
         liveness: Liveness | None = None,
     ) -> None:
-        self._groups = groups
+        self.lent = groups if isinstance(groups, LentGroups) else LentGroups(groups)
+        self._give_back = finalize(self, self.lent.give_back)
+        self._give_back.atexit = False
+        self._groups = groups = self.lent.groups
         self._where = where
         self._liveness = liveness or of_group(groups["all"], "fault")
         self._ranks = self._liveness.ranks
@@ -77,9 +83,12 @@ class GlooEngine:
 
         Raises:
             ProtocolError: the connection to another rank is lost.
+            StateError: the engine is closed.
         """
+        self.check_open()
         if request.group not in self._groups:
             return None
+        self.lent.begin()
         if isinstance(request, AllReduce):
             return self._add(request)
         return self._messages[request.group].add(request)
@@ -92,11 +101,31 @@ class GlooEngine:
         """
         if handle is None:
             return None
+        reply: Any
         if isinstance(handle, Part):
-            return handle.messages.finish(handle)
-        if handle.fused.work is None:
-            self._launch_sums()
-        return handle.fused.average(handle)
+            reply = handle.messages.finish(handle)
+        else:
+            if handle.fused.work is None:
+                self._launch_sums()
+            reply = handle.fused.average(handle)
+        self.lent.end()
+        return reply
+
+    def close(self) -> None:
+        """Give the process groups back; no request may follow."""
+        self._give_back()
+
+    def check_open(self) -> None:
+        """Refuse a request after `close`.
+
+        Raises:
+            StateError: the engine is closed.
+        """
+        if not self._give_back.alive:
+            raise StateError(
+                f"this compression is closed, and its process groups may be another one's: call {self._where} "
+                "again"
+            )
 
     def flush(self) -> None:
         """Launch all requests that wait for others."""
@@ -142,6 +171,22 @@ class GlooEngine:
             if not missing and awaited is not None:
                 missing = [awaited]
         return ranks_text(missing) if missing else "another rank does"
+
+
+class Closing:
+    """Base class of compressions with a `GlooEngine`; a subclass sets ``_gloo``."""
+
+    _gloo: GlooEngine | None = None
+
+    def close(self) -> None:
+        """Give the process groups to the next compression of the same ranks.
+
+        Call it after the last step; without a call it happens when Python frees the compression. A further
+        step raises a `StateError`, and the state can still be read and saved. Ranks may call it at different
+        times. After a step that has failed, the groups are not used again.
+        """
+        if self._gloo is not None:
+            self._gloo.close()
 
 
 def _disconnect(group: dist.ProcessGroup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -11,6 +12,7 @@ from gradcomp import Config
 from gradcomp.adapter_api import Node, Pipeline, RankGroup, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
 from torch_compressors.gloo.gather import gather_numbers, gather_texts
+from torch_compressors.gloo.groups import LentGroups, lend
 from torch_compressors.gloo.process_group import local_place
 
 __all__ = [
@@ -100,13 +102,17 @@ def node_size(config: Config, world: dist.ProcessGroup) -> tuple[int, str | None
     return ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
 
 
-def exchange_groups(
-    world: dist.ProcessGroup, size: int, timeout: timedelta | None
-) -> dict[RankGroup, dist.ProcessGroup]:
+def exchange_groups(world: dist.ProcessGroup, size: int, timeout: timedelta | None) -> LentGroups:
     """Groups of Gloo: all ranks, the ranks of this node, and the nodes' first ranks.
 
-    Only this compression uses them, so no other collective comes between its exchanges.
+    Only one compression at a time uses them, so no other collective comes between its exchanges.
     """
+    return lend(world, ("gloo", size, timeout), partial(_new_groups, world, size, timeout))
+
+
+def _new_groups(
+    world: dist.ProcessGroup, size: int, timeout: timedelta | None
+) -> dict[RankGroup, dist.ProcessGroup]:
     ranks = dist.get_process_group_ranks(world)
     node = Node.of(world.rank(), world.size(), size)
     first = node.index * size

@@ -3,14 +3,18 @@ those of an eager model, to the last bit."""
 
 from __future__ import annotations
 
+import gc
 import warnings
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from workers.ddp_model import join
@@ -18,9 +22,11 @@ from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
 from workers.ranks import hvd
 
 from gradcomp import ConfigError, _core
-from gradcomp.errors import ProtocolError
+from gradcomp.adapter_api import Broadcast
+from gradcomp.errors import ProtocolError, StateError
 from support.pipelines import configured
-from torch_compressors import ddp_hook
+from torch_compressors import OuterStep, ddp_hook
+from torch_compressors.fsdp import fsdp_reduce_scatter
 
 cases = Cases()
 
@@ -309,6 +315,70 @@ def averages_over_the_ranks_with_data_are_refused() -> None:
     with model.join(divide_by_initial_world_size=False):
         loss = model(torch.ones(4, 20)).sum()
         refused(loss.backward, ConfigError, "divide_by_initial_world_size is False", "to True")
+
+
+def _groups() -> int:
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@cases
+def models_one_after_the_other_use_the_same_groups() -> None:
+    """Also where ranks free or close them at different times."""
+    join()
+
+    def trained(*, closes: bool) -> Any:
+        model = _wrapped(_made())
+        ((_, state),) = model._comm_hooks
+        _averages(model)
+        if closes:
+            state.close()
+            loss = model(torch.ones(4, 20)).sum()
+            refused(loss.backward, StateError, "is closed", "call ddp_hook again")
+            assert state.state_dict()["residual"]
+        return model
+
+    gc.collect()
+    model = trained(closes=True)
+    groups, threads = _groups(), _threads()
+    kept = []
+    for number in range(8):
+        model = trained(closes=number == 2)
+        if number % hvd.size() == hvd.rank():
+            kept = [model]  # freed later than on the other rank
+    # This model and the last one, and one that each rank has kept.
+    assert _groups() <= groups + 1 + hvd.size(), _groups()
+    assert _threads() <= threads + 4 * (1 + hvd.size()), _threads()
+    del model
+    kept.clear()
+    for make in (
+        lambda: OuterStep("int8", torch.nn.Linear(64, 64), every=1),
+        lambda: fsdp_reduce_scatter("int8", fully_shard(torch.nn.Linear(64, 64))),
+    ):
+        gc.collect()
+        compression: Any = make()
+        groups = _groups()
+        for _ in range(3):
+            compression = make()
+        assert _groups() <= groups + 1, _groups()
+        compression.close()
+
+
+@cases
+def groups_of_a_step_that_has_failed_are_not_used_again() -> None:
+    join()
+    gc.collect()
+    model = DistributedDataParallel(torch.nn.Linear(64, 80))
+    state, _ = ddp_hook(SPEC, model)
+    state._gloo.start(Broadcast("begins", np.zeros(1, np.uint8)))
+    group = state._gloo.lent
+    state.close()
+    assert not group.free
+    again, _ = ddp_hook(SPEC, model)
+    assert again._gloo.lent is not group
 
 
 # The last case: such a model changes Dynamo's rules for all others of the process.
