@@ -9,6 +9,7 @@ import reprlib
 from abc import ABCMeta, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -33,6 +34,7 @@ from gradcomp.adapter_api import (
     use_processors,
 )
 from gradcomp.errors import ConfigError, GradcompError, SpecError
+from horovod_compressors.liveness import job_marks
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
 __all__ = ["BaseCompression", "is_elastic"]
@@ -60,6 +62,9 @@ class _Instances:
 
 
 _instances = _Instances()
+
+_calls: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
+"""Numbers of calls by process set, which are equal on its ranks."""
 
 
 # Attributes of a compression that a copy has, too.
@@ -315,6 +320,18 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return self.gather(data)
+
+    def _attended(self, call: str) -> AbstractContextManager[None]:
+        ranks = self.process_set.ranks
+        number = next(_calls[self.process_set.process_set_id, call])
+        marks = job_marks(f"{call.strip('()')}.{self.process_set.process_set_id}.{number}")
+        return super()._attended(call) if marks is None else marks.attended(call, ranks)
+
+    def _meet(self, call: str) -> None:
+        if self._elastic:  # its collector may be one of earlier ranks
+            self._checkpoints.together(lambda: None)
+        else:
+            super()._meet(call)
 
     def _check_process_set(self, theirs: int) -> None:
         if theirs != self.process_set.process_set_id:

@@ -12,6 +12,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -223,6 +224,9 @@ class DDPCompression(Closing, ScalerControls):
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._model.world)
+
+    def _attended(self, call: str) -> AbstractContextManager[None]:
+        return naming_the_absent(self._model.world, call, warns=True)
 
     @cached_property
     def _driver(self) -> Driver:

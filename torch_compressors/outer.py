@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -103,6 +104,9 @@ class OuterStep(Closing, TensorOuterSteps):
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._world)
+
+    def _attended(self, call: str) -> AbstractContextManager[None]:
+        return naming_the_absent(self._world, call, warns=True)
 
 
 def _check_shards(named: Iterable[tuple[str, torch.Tensor]], world: dist.ProcessGroup) -> None:

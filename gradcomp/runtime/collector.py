@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.errors import ProtocolError
 from gradcomp.exchange.engine import Driver, came_twice
 from gradcomp.exchange.rounds import AllReduce, Broadcast, BucketRound, Ready, Request
 from gradcomp.runtime.agree.replicas import Parameters, ReplicaDigests
+from gradcomp.runtime.agree.step_check import call_text, check_step
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.policy.decision import Decision, PolicyGroup
 from gradcomp.runtime.resolve import Resolved
@@ -128,6 +130,25 @@ class Collector:
         if comparison.fresh or self._blocking:
             self.check()
         self._replicas.begin(comparison.next_step)
+
+    def meet(self, call: str) -> None:
+        """Meet all ranks in a call between two steps, such as "save()".
+
+        It goes as the comparison of a step, so a rank that begins a step instead is found at once.
+
+        Raises:
+            ProtocolError: another rank is in another call or begins a step, where it raises this, too;
+                or it does not answer.
+        """
+        try:
+            replies = self._driver.reply(
+                self._driver.post(Broadcast("step.check", call_text(call)))
+            )
+        except ProtocolError as error:
+            raise ProtocolError(
+                f"every rank must call {call}, between the same two steps: {error}"
+            ) from error
+        check_step(replies, self._pipeline.world_size)
 
     def check(self) -> None:
         """Compare the ranks' progress in this step, once, before any of its averages is used.

@@ -95,6 +95,14 @@ class Controls(Checkpointed):
             pipeline.rank, pipeline.world_size, pipeline.ranks_per_node, text, self._gather_bytes
         )
 
+    def _meet(self, call: str) -> None:
+        # Adapters make their collector with the first gradients, on all ranks.
+        collector = vars(self).get("_collector")
+        if collector is None:
+            super()._meet(call)
+        else:
+            collector.meet(call)
+
     def _state_to_save(self) -> Mapping[str, Any]:
         return self.pipeline.state_dict()
 

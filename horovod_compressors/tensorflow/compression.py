@@ -429,6 +429,14 @@ class Compression(BaseCompression):
             raise ConfigError(
                 "discard_step() in a tf.function would run once, when its graph is made: call it outside "
                 "of tf.function, between steps"
+    def _meet(self, call: str) -> None:
+        # Ranks make the same collectors in the same order.
+        collecting = next(iter(self._collecting.values()), None)
+        if collecting is None or self._elastic:
+            super()._meet(call)
+        else:
+            collecting.collector.meet(call)
+
             )
 
     def _life(self) -> object:

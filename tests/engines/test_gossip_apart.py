@@ -50,6 +50,12 @@ def test_all_ranks_name_the_difference(job: CaseJob, case: str, part: str) -> No
         assert part in message
 
 
+def test_a_rank_that_is_late_in_a_save_is_named(job: CaseJob) -> None:
+    for rank, said in enumerate(job.check("a_save_on_some_ranks")):
+        assert len(said) == (rank != 2)
+        assert rank == 2 or said[0].endswith("and rank 2 does not")
+
+
 def test_a_rank_that_drifts_inside_its_node_is_named(job: CaseJob) -> None:
     found = job.check("a_rank_of_a_node_drifts")
     assert not any("drifted" in message for message in found[:2])

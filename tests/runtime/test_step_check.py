@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ from gradcomp import Config, Loopback, Pipeline, ProtocolError
 from gradcomp.codec.arrays import FloatArray, as_bytes
 from gradcomp.exchange.engine import Driver
 from gradcomp.runtime.agree.agreement import agreement_line, check_agreement
-from gradcomp.runtime.agree.step_check import check_step, step_text
+from gradcomp.runtime.agree.marks import Marks
+from gradcomp.runtime.agree.step_check import call_text, check_step, step_text
 from gradcomp.runtime.collector import Collector
+from gradcomp.runtime.state import attendance
 from support.pipelines import config_of
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 
@@ -225,3 +228,50 @@ def test_models_are_compared_with_their_dtypes() -> None:
         r"same dtype",
     ):
         check_agreement(lines)
+
+
+def test_ranks_in_different_calls() -> None:
+    texts = [call_text("save()"), step_text({"step": 3}), call_text("save()")]
+    check_step(np.concatenate([texts[0], texts[2]]), 2)
+    for order, message in (
+        (
+            (0, 1, 2),
+            r"must call save\(\), .* and rank 1 does not \(save\(\) on ranks 0, 2; a step on rank 1",
+        ),
+        ((1, 1, 0), r"and ranks 0, 1 do not \(a step on ranks 0, 1; save\(\) on rank 2\)"),
+    ):
+        with pytest.raises(ProtocolError, match=message):
+            check_step(np.concatenate([texts[place] for place in order]), 3)
+    with pytest.raises(ProtocolError, match=r"must call save\(\), .* load\(\) on rank 1"):
+        check_step(np.concatenate([call_text("save()"), call_text("load()")]), 2)
+    with pytest.raises(ProtocolError, match=r"every rank must call \['x'\]"):
+        check_step(np.concatenate([step_text({"call": ["x"]}), step_text({"step": 1})]), 2)
+
+
+class Store(dict[str, bytes]):
+    """A store of marks, in one process."""
+
+    def set(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+
+@pytest.mark.parametrize(
+    ("called", "named"), [([], "ranks 1, 2 do"), ([2], "rank 1 does"), ([1, 2], None)]
+)
+def test_a_long_wait_in_a_call_is_named(
+    called: list[int], named: str | None, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(attendance, "SECONDS", 0.01)
+    store = Store()
+    for rank in called:
+        Marks(store, "save", rank, range(3)).answer()
+    with Marks(store, "save", 0, range(3)).attended("save()"):
+        time.sleep(0.1)
+    messages = [record.getMessage() for record in caplog.records]
+    assert bool(messages) == bool(named)
+    assert all(message.endswith(f"same two steps, and {named} not") for message in messages)
+    caplog.clear()
+    with attendance.attended("save()", lambda: "another rank does"):
+        pass
+    time.sleep(0.05)
+    assert not caplog.records

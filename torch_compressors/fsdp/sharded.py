@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from gradcomp.errors import ConfigError, StateError
 from gradcomp_torch.parameters import uncompiled_name
 from gradcomp_torch.state import TensorControls
 from torch_compressors.gloo.gather import gather_bytes
+from torch_compressors.gloo.liveness import naming_the_absent
 
 __all__ = ["ShardedControls", "sharded_modules"]
 
@@ -57,6 +59,15 @@ class ShardedControls(TensorControls):
         # Of all ranks of the job: shards of one step belong together.
         group_size, text = self._pipeline.world_size, self._pipeline.config.digest_text()
         return Checkpoints(dist.get_rank(), dist.get_world_size(), group_size, text, gather_bytes)
+
+    def _attended(self, call: str) -> AbstractContextManager[None]:
+        assert dist.group.WORLD is not None  # there is a model with shards
+        return naming_the_absent(dist.group.WORLD, call, warns=True)
+
+    def _meet(self, call: str) -> None:
+        super()._meet(call)
+        # The collector compares the ranks that hold the same shard, and a checkpoint has those of all.
+        self._checkpoints.together(lambda: None)
 
     def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         if not isinstance(states, Mapping):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -56,6 +56,10 @@ class Liveness(Marks):
     def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int]) -> None:
         super().__init__(_Store(store), f"gradcomp/{key}", rank, ranks)
 
+    def absent(self, ranks: Collection[int] | None = None) -> list[int] | None:
+        """See `Marks.absent`; by a connection of its own, as another thread may wait in the store."""
+        return self.missing(0.0)
+
     def missing(self, seconds: float = SECONDS) -> list[int] | None:
         """Leave this rank's mark, and wait for those of the others.
 
@@ -87,12 +91,15 @@ def of_group(group: dist.ProcessGroup, key: str) -> Liveness:
 
 
 @contextmanager
-def naming_the_absent(group: dist.ProcessGroup, function: str) -> Iterator[None]:
+def naming_the_absent(
+    group: dist.ProcessGroup, function: str, *, warns: bool = False
+) -> Iterator[None]:
     """A context for the collectives at the start of a function that all ranks call.
 
     Args:
         group: process group of the collectives.
         function: its name.
+        warns: a wait of some seconds logs a warning; see `Marks.attended`.
 
     Raises:
         PeerError: ranks have not called the function when a collective fails; it names them.
@@ -101,7 +108,8 @@ def naming_the_absent(group: dist.ProcessGroup, function: str) -> Iterator[None]
     call = of_group(group, f"{function}/{number}")
     call.answer()
     try:
-        yield
+        with call.attended(function) if warns else nullcontext():
+            yield
     except GradcompError:
         raise
     except RuntimeError as error:

@@ -19,6 +19,7 @@ from gradcomp.errors import GradcompError
 from gradcomp.gossip import Topology, Traffic
 from gradcomp_torch.parameters import check_unsharded, kinds_of, uncompiled_name
 from torch_compressors.gloo.gather import gather_bytes
+from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.gossip.agreement import agree, check_equal_tensors, setting_text
 from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
@@ -205,7 +206,7 @@ class DecentralizedModule(nn.Module, ABC):
         Raises:
             StateError: also if the module's ``state_dict`` has entries that are not dense tensors.
         """
-        self.synchronize()
+        self._assemble("save()")
         state: dict[str, Any] = {}
 
         def collect() -> None:
@@ -229,12 +230,20 @@ class DecentralizedModule(nn.Module, ABC):
             StateError: also if the checkpoint is of another model, algorithm or, for Choco,
                 topology.
         """
-        self.synchronize()
+        self._assemble("load()")
         if missing_ok and not self._checkpoints.exist(directory):
             return 0
         loaded = self._checkpoints.load(directory, step)
         self._checkpoints.together(lambda: self._take(loaded.states))
         return loaded.step
+
+    def _assemble(self, call: str) -> None:
+        """End all exchanges; names the ranks that do not come to ``call``."""
+        world = dist.group.WORLD
+        assert world is not None  # checked in the constructor
+        with naming_the_absent(world, call, warns=True):
+            self.synchronize()
+            self._checkpoints.together(lambda: None)
 
     def _take(self, states: dict[str, Any] | list[dict[str, Any]]) -> None:
         if isinstance(states, list):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol
+
+from gradcomp.runtime.agree.comparison import ranks_text
+from gradcomp.runtime.state.attendance import attended
 
 __all__ = ["Marks"]
 
@@ -71,6 +74,28 @@ class Marks:
                 time.sleep(_PAUSE)
         except OSError:
             yield []
+
+    @contextmanager
+    def attended(self, call: str, ranks: Collection[int] | None = None) -> Iterator[None]:
+        """A context for the wait until all ranks are in ``call``; see `attendance.attended`.
+
+        Args:
+            ranks: those that must call it; None for all.
+        """
+
+        def absent() -> str:
+            missing = self.absent(ranks)
+            return (
+                "another rank does" if missing is None else ranks_text(missing) if missing else ""
+            )
+
+        self.answer()
+        with attended(call, absent):
+            yield
+
+    def absent(self, ranks: Collection[int] | None = None) -> list[int] | None:
+        """The other ranks without a lasting mark, at one look; None if the store does not answer."""
+        return next(iter(self.looks(0.0, ranks)))
 
     def wait_for_renewals(
         self,

@@ -7,7 +7,7 @@ that drift apart. Each rank's text is short and travels next to the first gradie
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +16,18 @@ from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import ProtocolError
 from gradcomp.runtime.agree.comparison import (
     Digests,
+    by_value,
     check_equal,
     check_parameters,
     listed,
+    ranks_text,
     read_digests,
     read_object,
 )
 
-__all__ = ["ParametersAt", "check_step", "step_text"]
+__all__ = ["ParametersAt", "call_text", "check_step", "step_text"]
+
+_CALL = "call"
 
 _ROUNDED = 64
 """Texts are padded to multiples of this size, so that engines see equal sizes in most steps."""
@@ -76,6 +80,7 @@ def check_step(replies: ByteArray, world_size: int) -> None:
     if len(set(lines)) == 1:  # this rank's own text is among them
         return
     texts = [_read(line, rank) for rank, line in enumerate(lines)]
+    _check_calls([text.progress.get(_CALL) for text in texts])
     check_equal(
         [text.progress for text in texts],
         "the ranks are not at the same point of the training",
@@ -98,6 +103,29 @@ def check_step(replies: ByteArray, world_size: int) -> None:
     if step is not None:
         digests = [[] if text.parameters is None else text.parameters.digests for text in texts]
         check_parameters(digests, f"before step {step}")
+
+
+def call_text(call: str) -> ByteArray:
+    """One rank's text, as of `step_text`, in a call between two steps that every rank must make.
+
+    Args:
+        call: such as "save()".
+    """
+    return step_text({_CALL: call})
+
+
+def _check_calls(calls: Sequence[Any]) -> None:
+    """Compare the calls in which the ranks are; None for a rank that begins a step."""
+    named = list(dict.fromkeys(str(call) for call in calls if call is not None))
+    if not named:
+        return
+    missing = [rank for rank, call in enumerate(calls) if str(call) != named[0]]
+    if missing:
+        where = by_value(["a step" if call is None else call for call in calls])
+        raise ProtocolError(
+            f"every rank must call {named[0]}, between the same two steps, and {ranks_text(missing)} not "
+            f"({where}): call it on all ranks, outside of conditions on the rank"
+        )
 
 
 class _Text(NamedTuple):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from gradcomp.runtime.state.attendance import attended
 from gradcomp.runtime.state.checkpoint import Checkpoints
 
 __all__ = ["Checkpointed"]
@@ -30,7 +32,10 @@ class Checkpointed:
 
         Raises:
             StateError: on all ranks, if any could not write its file. Earlier checkpoints stay.
+            ProtocolError: a rank begins a step instead, which raises it there, too. Ranks that only do
+                not come are named in a warning after 5 seconds.
         """
+        self._assemble("save()")
         checkpoints = self._checkpoints
         state: dict[str, Any] = {}
         checkpoints.together(lambda: state.update(self._state_to_save()))
@@ -56,13 +61,28 @@ class Checkpointed:
 
         Raises:
             StateError: on all ranks, if there is none, or that of ``step`` is damaged.
+            ProtocolError: see `save`.
         """
+        self._assemble("load()")
         checkpoints = self._checkpoints
         if missing_ok and not checkpoints.exist(directory):
             return 0
         loaded = checkpoints.load(directory, step)
         checkpoints.together(lambda: self._take_saved(loaded.states))
         return loaded.step
+
+    def _assemble(self, call: str) -> None:
+        """Wait until all ranks are in a call; what each one does next has the ranks in the same order."""
+        with self._attended(call):
+            self._meet(call)
+
+    def _attended(self, call: str) -> AbstractContextManager[None]:
+        """A context that names the ranks that do not come; adapters with a store know their numbers."""
+        return attended(call, lambda: "another rank does")
+
+    def _meet(self, call: str) -> None:
+        """Return when all ranks have called this."""
+        self._checkpoints.together(lambda: None)
 
     @property
     @abstractmethod

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import horovod.torch as hvd
+from workers import harness
 from workers.harness import (
     MATRIX,
     Cases,
@@ -87,6 +90,28 @@ def steps_of_the_script() -> None:
         ProtocolError,
         "the script's step: 3 on rank 0; 4 on rank 1",
     )
+
+
+@cases
+def a_save_or_load_on_one_rank() -> None:
+    folder = harness.shared / "never"
+    for call, other in (("save()", "a step"), ("load()", "a step"), ("load()", "save()")):
+        params = parameters({"weight": MATRIX})
+        compression = Compression("residual|topk(ratio=0.1)", params.items())
+        opt = optimizer(params, compression)
+        averages(opt, params, gradients(params, 0))
+        acts = {
+            "save()": partial(compression.save, folder, 1),
+            "load()": partial(compression.load, folder),
+            "a step": partial(averages, opt, params, gradients(params, 1)),
+        }
+        refused(
+            acts[other if hvd.rank() == 1 else call],
+            ProtocolError,
+            f"every rank must call {call}, between the same two steps, and rank 1 does not",
+            f"({call} on rank 0; {other} on rank 1)",
+        )
+    assert not folder.exists()
 
 
 @cases

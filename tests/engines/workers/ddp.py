@@ -494,6 +494,48 @@ def models_that_drift_apart() -> None:
     if hvd.rank() == 1:
         training.params[name].data.view(-1)[0] += 1
     training.averages(harness.gradients(training.params, 3))
+@cases
+def a_save_on_one_rank() -> None:
+    for spec in ("powersgd(rank=2,start_step=0)", "residual|topk(ratio=0.1)"):
+        training = Training(spec, SHAPES)
+        for step in range(2):  # DDP has an exchange of its own before the second one
+            training.averages(harness.gradients(training.params, step))
+
+        def act(training: Training = training) -> None:
+            if hvd.rank() == 0:
+                training.state.save(harness.shared / "never", 2)
+            else:
+                training.averages(harness.gradients(training.params, 2))
+
+        refused(
+            act, ProtocolError, "every rank must call save()", "save() on rank 0; a step on rank 1"
+        )
+    assert not (harness.shared / "never").exists()
+
+
+@cases
+def a_rank_that_is_late_in_a_save() -> None:
+    """With a spec without comparisons of steps; it is named, and the save succeeds."""
+    training = Training("fp16", SHAPES)
+    training.averages(harness.gradients(training.params, 0))
+    with (
+        mock.patch("gradcomp.runtime.state.attendance.SECONDS", 0.2),
+        mock.patch("gradcomp.runtime.state.attendance._log.warning") as warning,
+    ):
+        if hvd.rank() == 1:
+            time.sleep(1)
+        training.state.save(harness.shared / "late", 1)
+    if hvd.rank() == 0:
+        (call,) = warning.call_args_list
+        said = call.args[0] % call.args[1:]
+        assert said.endswith(
+            "every rank must call it, between the same two steps, and rank 1 does not"
+        )
+        assert "waits in save() for 0.2 s" in said
+    else:
+        warning.assert_not_called()
+
+
     training.averages(harness.gradients(training.params, 4))
     refused(
         lambda: training.averages(harness.gradients(training.params, 5)),

@@ -6,9 +6,12 @@ Each case returns the error of every rank.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -90,6 +93,21 @@ def a_rank_has_made_fewer_steps() -> str:
     for _ in range(on_rank_2(3, 2)):
         step(model, optimizer)
     return error_of(model.synchronize)
+
+
+@cases
+def a_save_on_some_ranks() -> list[str]:
+    """Rank 2 only comes late: the others name it, and go on."""
+    model, optimizer = make(algorithm="dpsgd", topology="full")
+    step(model, optimizer)
+    with (
+        TemporaryDirectory() as folder,
+        mock.patch("gradcomp.runtime.state.attendance.SECONDS", 0.2),
+        mock.patch("gradcomp.runtime.state.attendance._log.warning") as warning,
+    ):
+        time.sleep(on_rank_2(0, 1))
+        model.save(folder, 1)  # each rank has its own folder, as on several hosts
+    return [call.args[0] % call.args[1:] for call in warning.call_args_list]
 
 
 def in_nodes(change: Callable[[nn.Module], torch.Tensor]) -> str:

@@ -325,6 +325,22 @@ def tf_an_older_state_on_one_rank() -> None:
 
 
 @cases
+def tf_a_save_on_one_rank() -> None:
+    weights = variables({"matrix": MATRIX})
+    compression = Compression("randomk(ratio=0.1)", weights)
+    averages = tf.function(averages_of(weights, compression))
+    averages([tf.constant(grad) for grad in gradients(weights, 0)])
+
+    def act() -> None:
+        if hvd.rank() == 0:
+            compression.save(Path(tempfile.gettempdir()) / "never", 1)
+        else:
+            averages([tf.constant(grad) for grad in gradients(weights, 1)])
+
+    refused(act, Exception, "every rank must call save()", "save() on rank 0; a step on rank 1")
+
+
+@cases
 def tf_models_that_drift_apart() -> None:
     weights = variables({"first": MATRIX, "second": MATRIX})
     config = configured("residual|topk(ratio=0.1)").model_copy(update={"check_replicas_every": 2})
