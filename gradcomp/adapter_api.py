@@ -25,6 +25,7 @@ from gradcomp.exchange.rounds import (
     Ready,
     Request,
     Round,
+    headroom,
 )
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.exchange.state_kinds import STATE_KINDS, state_of
@@ -104,6 +105,7 @@ __all__ = [
     "common_state",
     "digest_parameters",
     "exchange_pattern",
+    "headroom",
     "model_text",
     "moved",
     "pack_state",

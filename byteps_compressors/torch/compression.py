@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import byteps.torch as bps
-import numpy as np
 import torch
 
 from byteps_compressors.torch.checks import check_config
 from byteps_compressors.torch.environment import check_initialized
 from gradcomp import Config, get_codec, list_codecs
-from gradcomp.adapter_api import AllReduce, Pipeline, Round, Spec, Stats
+from gradcomp.adapter_api import AllReduce, Pipeline, Round, Spec, Stats, headroom
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.parameters import uncompiled
 
@@ -29,6 +28,7 @@ class _Context:
     round: Round
     shape: torch.Size
     dtype: torch.dtype
+    factor: float  # of the payload before the sum
 
 
 class _ByName(type):
@@ -138,10 +138,13 @@ class Compression(metaclass=_ByName):
             raise AssertionError("a summable payload takes one exchange") from None
         assert isinstance(request, AllReduce)  # _check_summable made sure
         # A copy: BytePS averages in place, and dense payloads are views of the gradient.
-        payload = torch.from_numpy(np.array(request.array)).to(tensor.device)
+        factor = headroom(request.array.dtype, self.pipeline.world_size)
+        payload = torch.from_numpy(request.array * request.array.dtype.type(factor)).to(
+            tensor.device
+        )
         # The key is the payload, not a context: BytePS' optimizer passes decompress() the context of
         # the last gradient for all gradients, but the same tensor object that compress() returned.
-        self._running[id(payload)] = _Context(payload, running, tensor.shape, tensor.dtype)
+        self._running[id(payload)] = _Context(payload, running, tensor.shape, tensor.dtype, factor)
         return payload, None
 
     def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
@@ -150,7 +153,8 @@ class Compression(metaclass=_ByName):
         try:
             context.round.send(tensor.cpu().numpy())
         except StopIteration as stop:
-            average = torch.from_numpy(stop.value).view(context.shape)
+            average: torch.Tensor = torch.from_numpy(stop.value).view(context.shape)
+            average *= 1 / context.factor
             return average.to(device=tensor.device, dtype=context.dtype)
         raise AssertionError("a summable payload takes one exchange")
 

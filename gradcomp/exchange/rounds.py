@@ -32,6 +32,7 @@ __all__ = [
     "Round",
     "TensorKey",
     "advance",
+    "headroom",
 ]
 
 RankGroup: TypeAlias = Literal["all", "node", "leaders"]
@@ -41,14 +42,33 @@ A rank outside the group makes the request, too, and gets None at once.
 """
 
 
+def headroom(dtype: object, ranks: int) -> float:
+    """The factor of each rank's numbers before they are added, so that no float16 sum overflows.
+
+    The average is ``sum of headroom * x``, times ``1 / (headroom * ranks)``. A power of two keeps all bits
+    of a float16 but those of elements below ``2**-14 / headroom``.
+
+    Args:
+        dtype: of numpy or PyTorch.
+        ranks: number of summands, at least 1.
+
+    Returns:
+        For float16 the largest power of two up to ``1 / ranks``; 1 for other dtypes.
+    """
+    return 0.5 ** (ranks - 1).bit_length() if str(dtype) in _HALF else 1.0
+
+
+_HALF = ("float16", "torch.float16")
+
+
 @dataclass(frozen=True)
 class AllReduce:
     """Average an array over the ranks of a group. Reply: the average, of the same dtype and shape.
 
     With ``overwrite`` the reply may be the array itself: the round no longer needs its elements.
 
-    The sum is formed in the array's own dtype. A float16 sum may overflow to Inf, as in every
-    engine that adds half precision.
+    The sum is formed in the array's own dtype. Engines multiply numbers by their `headroom` before the
+    sum, so that a sum of finite float16 is finite.
     """
 
     kind: ClassVar[str] = "allreduce"

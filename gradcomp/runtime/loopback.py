@@ -22,6 +22,7 @@ from gradcomp.exchange.rounds import (
     Ready,
     Request,
     advance,
+    headroom,
 )
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.pipeline import Pipeline
@@ -32,7 +33,9 @@ _Result = TypeVar("_Result")
 
 
 class Loopback:
-    """Averages gradients of ``world_size`` ranks in one process, exactly as engines do.
+    """Averages gradients of ``world_size`` ranks in one process, as engines do.
+
+    All-reduces add in rank order; those of an engine may add in another, with other last bits.
 
     Args:
         config: a configuration, or a spec string for all tensors. Each rank is a separate node,
@@ -254,10 +257,11 @@ def _parts(request: AllToAll) -> list[ByteArray]:
 
 
 def _average(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Sum in rank order, then divide, all in the arrays' dtype."""
+    """Sum in rank order, then divide, all in the arrays' dtype; see `headroom`."""
+    kind, factor = arrays[0].dtype.type, headroom(arrays[0].dtype, len(arrays))
     with np.errstate(over="ignore", invalid="ignore"):
-        total = arrays[0].copy()
+        total: npt.NDArray[Any] = arrays[0] * kind(factor)
         for array in arrays[1:]:
-            total += array
-        total *= total.dtype.type(1.0 / len(arrays))
+            total += array if factor == 1 else array * kind(factor)
+        total *= kind(1.0 / (factor * len(arrays)))
     return total

@@ -24,6 +24,7 @@ from gradcomp.adapter_api import (
     Round,
     as_float32,
     exchange_pattern,
+    headroom,
 )
 from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.compression import BaseCompression
@@ -74,12 +75,14 @@ class _ByHand(NamedTuple):
 
     round: Round
     shape: tuple[int, ...]
+    factor: float  # of the payload before the sum
 
     def restore(self, payload: Any, dtype: Any) -> Any:
         try:
             self.round.send(payload.numpy())
         except StopIteration as stop:
-            return tf.cast(stop.value.reshape(self.shape), dtype)
+            average = stop.value.reshape(self.shape) * np.float32(1 / self.factor)
+            return tf.cast(average, dtype)
         raise ProtocolError("the linear round of a tensor has a second phase")
 
 
@@ -283,7 +286,9 @@ class Compression(BaseCompression):
         round_ = self.pipeline.round("", array, array.nbytes, resolved)
         request = next(round_)
         assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
-        return tf.constant(request.array), (_ByHand(round_, array.shape), tensor.dtype)
+        factor = headroom(request.array.dtype, self.process_set.size())
+        payload = request.array * request.array.dtype.type(factor)
+        return tf.constant(payload), (_ByHand(round_, array.shape, factor), tensor.dtype)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Any, ctx: Any) -> Any:
@@ -424,11 +429,6 @@ class Compression(BaseCompression):
             collecting = self._collecting[tuple(shapes)] = _Collecting(collector, self._newest)
         return collecting
 
-    def _check_complete(self) -> None:
-        if tf.inside_function():
-            raise ConfigError(
-                "discard_step() in a tf.function would run once, when its graph is made: call it outside "
-                "of tf.function, between steps"
     def _meet(self, call: str) -> None:
         # Ranks make the same collectors in the same order.
         collecting = next(iter(self._collecting.values()), None)
@@ -437,6 +437,11 @@ class Compression(BaseCompression):
         else:
             collecting.collector.meet(call)
 
+    def _check_complete(self) -> None:
+        if tf.inside_function():
+            raise ConfigError(
+                "discard_step() in a tf.function would run once, when its graph is made: call it outside "
+                "of tf.function, between steps"
             )
 
     def _life(self) -> object:

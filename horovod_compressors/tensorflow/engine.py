@@ -18,6 +18,7 @@ from gradcomp.adapter_api import (
     Broadcast,
     RankGroup,
     Request,
+    headroom,
     split_frames,
 )
 
@@ -96,7 +97,14 @@ def _run(queue: Sequence[_Pending], process_set: Any) -> None:
         sums.setdefault(pending.request.array.dtype, []).append(pending)
     for of_dtype in sums.values():
         arrays = [_tensor(pending.request.array) for pending in of_dtype]
-        averages = hvd.grouped_allreduce(arrays, op=hvd.Average, process_set=process_set)
+        factor = headroom(of_dtype[0].request.array.dtype, process_set.size())
+        averages = hvd.grouped_allreduce(
+            arrays,
+            op=hvd.Average,
+            prescale_factor=factor,
+            postscale_factor=1 / factor,
+            process_set=process_set,
+        )
         for pending, average in zip(of_dtype, averages, strict=True):
             pending.reply = _array(average)
     for pending in _of(queue, AllToAll):

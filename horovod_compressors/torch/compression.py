@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
 from gradcomp import Config
@@ -19,6 +20,7 @@ from gradcomp.adapter_api import (
     Round,
     Route,
     exchange_pattern,
+    headroom,
 )
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.devices import TensorArray
@@ -57,6 +59,7 @@ class _Context:
     device: torch.device
     copies: HostCopies | None  # of a gradient on a GPU, where no kernel takes it
     round: Round | None  # a linear round; the driver has all other rounds
+    factor: float = 1.0  # of the payload of a linear round before the sum
 
     def on_host(self, tensor: torch.Tensor) -> tuple[FloatArray, Callable[[], None] | None]:
         """The gradient as float32 of the host, and a function that waits for its elements, if needed."""
@@ -156,6 +159,7 @@ class Compression(TensorControls, BaseCompression):
         if named_parameters is None:
             _check_nameless(self.config)
         self._names = ParameterNames(named_parameters)
+        self._predivide_factor = 1.0  # that the optimizer has from Horovod, or from here
         self._begin()
 
     def _begin(self) -> None:
@@ -170,6 +174,7 @@ class Compression(TensorControls, BaseCompression):
         # Horovod wants the tensors of a group on one device.
         self._host_tokens = False
         self._attendance = Attendance(self.process_set) if self._uneven else None
+        self._divides = False  # Horovod, before the sum
 
     def join(self, optimizer: Any) -> int:
         """Take part in the steps of ranks that still have data, until no rank has any.
@@ -284,7 +289,11 @@ class Compression(TensorControls, BaseCompression):
             )
             request = next(context.round)
             assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
-            return to_device(torch.from_numpy(request.array), tensor.device), context
+            payload = torch.from_numpy(request.array)
+            context.factor = self._headroom(payload, tensor)
+            if context.factor != 1:
+                payload = payload * torch.tensor(context.factor, dtype=payload.dtype, device="cpu")
+            return to_device(payload, tensor.device), context
         self._collect(collector, resolved, tensor, context)
         token = torch.ones(
             1, dtype=torch.float32, device="cpu" if self._host_tokens else tensor.device
@@ -357,12 +366,40 @@ class Compression(TensorControls, BaseCompression):
             try:
                 ctx.round.send(to_host(tensor).numpy())
             except StopIteration as stop:
-                return ctx.restore(stop.value)
+                average = stop.value
+                if ctx.factor != 1:
+                    average *= np.float32(1 / ctx.factor)
+                return ctx.restore(average)
             raise ProtocolError(f"the linear round of '{ctx.name}' has a second phase")
         assert self._collector is not None  # made by `compress`
         scale = self._token_scale(tensor)
         average = ctx.restore(self._collector.finish(ctx.name))
         return average if scale == 1 else average * scale
+
+    def _headroom(self, payload: torch.Tensor, tensor: torch.Tensor) -> float:
+        """The factor of a payload that Horovod adds; 1 where Horovod itself divides before the sum."""
+        if tensor.requires_grad or self._divides:  # op=Adasum weighs tensors by their norms
+            return 1.0
+        return headroom(payload.dtype, self.pipeline.world_size)
+
+    def _divide_before_sums(self, optimizer: Any) -> bool:
+        """Let Horovod divide before sums of float16, unless the script has; returns whether it does.
+
+        It divides neither in groups nor with op=Sum. `_headroom` then divides the payload, the average of
+        which has fewer bits below the normal numbers of float16.
+        """
+        given = getattr(optimizer, "gradient_predivide_factor", self._predivide_factor)
+        if given != self._predivide_factor:
+            return True
+        halves = self.pipeline.policy.measures or any(
+            spec.algorithm is None and spec.first_codec.startswith("fp16")
+            for spec in self.config.specs
+        )
+        if getattr(optimizer, "op", None) != hvd.Average or not (self._host_tokens and halves):
+            return False
+        factor = 1 / headroom(torch.float16, self.pipeline.world_size)
+        optimizer.gradient_predivide_factor = self._predivide_factor = factor
+        return True
 
     def _check(self) -> None:
         """See `Collector.check`."""
@@ -421,6 +458,7 @@ class Compression(TensorControls, BaseCompression):
             op = getattr(optimizer, "op", None)
             self._host_tokens = getattr(optimizer, "_groups", None) is None
             self._scale = {hvd.Average: 1, hvd.Sum: self.process_set.size()}.get(op)
+            self._divides = self._divide_before_sums(optimizer)
             wait_first(optimizer, self._check, self._finish)
         shapes = self._names.shapes()
         self._on_device = any(tensor.device.type != "cpu" for _, tensor in self._names.tensors())

@@ -18,6 +18,7 @@ from gradcomp.adapter_api import (
     ByteArray,
     RankGroup,
     Request,
+    headroom,
     split_frames,
 )
 from gradcomp_torch.device_messages import DeviceMessage, message_of
@@ -85,13 +86,9 @@ class HorovodEngine:
                 data, splits, output, splits.new(), name, process_set
             )
         else:
+            array = torch.from_numpy(request.array)
             allreduce = hvd.allreduce_async_ if request.overwrite else hvd.allreduce_async
-            handle = allreduce(
-                torch.from_numpy(request.array),
-                name=name,
-                op=hvd.Average,
-                process_set=process_set,
-            )
+            handle = allreduce(array, name=name, **_averaging(array, process_set))
         return request, handle
 
     def finish(self, handle: tuple[Request, int] | None) -> Any:
@@ -123,9 +120,8 @@ class HorovodEngine:
     ) -> int:
         """Start a request from the memory of a device, when what was launched there so far is done."""
         if isinstance(request, AllReduce):
-            handle: int = hvd.allreduce_async_(
-                message.data, name=name, op=hvd.Average, process_set=process_set
-            )
+            averaging = _averaging(message.data, process_set)
+            handle: int = hvd.allreduce_async_(message.data, name=name, **averaging)
             return handle
         # One place in all steps, so that what reads it can be replayed.
         key = f"{request.kind} {request.name}"
@@ -153,3 +149,14 @@ class HorovodEngine:
         if reply.nbytes >= _LARGE_BYTES:
             self._replies[name] = reply, ref(array)
         return array
+
+
+def _averaging(numbers: torch.Tensor, process_set: Any) -> dict[str, Any]:
+    """Arguments of an all-reduce that averages; see `headroom`."""
+    factor = headroom(numbers.dtype, process_set.size())
+    return {
+        "op": hvd.Average,
+        "prescale_factor": factor,
+        "postscale_factor": 1 / factor,
+        "process_set": process_set,
+    }

@@ -148,9 +148,9 @@ def test_nan_and_inf_reach_all_ranks() -> None:
         assert average[1, 1] == -np.inf
 
 
-def test_half_precision_may_overflow_in_the_sum() -> None:
+def test_half_precision_does_not_overflow_in_the_sum() -> None:
     grads = [np.full(SHAPE, 60000, np.float32)] * 2
-    assert np.isinf(Loopback("fp16", 2).step({"w": grads})["w"][0]).all()
+    assert (Loopback("fp16", 2).step({"w": grads})["w"][0] == 60000).all()
     assert (Loopback("bf16", 2).step({"w": grads})["w"][0] == 59904).all()
 
 

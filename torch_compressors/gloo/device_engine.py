@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request
+from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request, headroom
 from gradcomp_torch.device_messages import DeviceMessage, message_of
 from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.staging import copies_of
@@ -114,6 +114,9 @@ class _DirectEngine:
         with message.behind():
             if isinstance(request, AllReduce):
                 reply = message.data
+                factor = headroom(reply.dtype, ranks)
+                if factor != 1:
+                    reply *= torch.tensor(factor, dtype=reply.dtype, device="cpu")
                 work = self._group.allreduce([reply])
             elif isinstance(request, AllToAll):
                 splits = list(request.splits)
@@ -143,14 +146,15 @@ class _DirectEngine:
             return self._host.finish(handle)
         request, message, reply, work = handle.request, handle.message, handle.reply, handle.work
         work.wait()
+        self._host.lent.end()
         if reply.device.type != "cpu":
             # It is memory of the side stream, and this stream reads it.
             reply.record_stream(torch.accelerator.current_stream(reply.device))
-        self._host.lent.end()
         ranks = self._group.size()
         if isinstance(request, AllReduce):
             # In the message's own dtype, as the loopback does.
-            reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype, device="cpu")
+            divisor = ranks * headroom(reply.dtype, ranks)
+            reply *= torch.tensor(1.0 / divisor, dtype=reply.dtype, device="cpu")
             return DeviceMessage(reply, message.staging)
         return message.replies(reply, ranks)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllReduce
+from gradcomp.adapter_api import AllReduce, headroom
 
 __all__ = ["FUSED_BYTES", "FusedSum", "Summand"]
 
@@ -29,6 +29,7 @@ class FusedSum:
     nbytes: int = 0
     alone: bool = False
     ranks: int = 0
+    factor: float = 1.0  # of the numbers before the sum
     together: torch.Tensor = field(init=False)  # made by `launch`
     work: dist.Work | None = None
     answered: Callable[[str], AbstractContextManager[None]] | None = None
@@ -56,6 +57,9 @@ class FusedSum:
         # A copy, if a round may still read the array.
         self.together = self.parts[0] if self.alone else torch.cat(self.parts)
         self.ranks = group.size()
+        self.factor = headroom(self.together.dtype, self.ranks)
+        if self.factor != 1:
+            self.together *= torch.tensor(self.factor, dtype=self.together.dtype, device="cpu")
         self.parts.clear()
         self.answered = answered
         with answered(self.first):
@@ -70,7 +74,8 @@ class FusedSum:
             with self.answered(self.first):
                 self.work.wait()
             # In the arrays' own dtype, as the loopback does.
-            self.together *= torch.tensor(1.0 / self.ranks, dtype=self.together.dtype, device="cpu")
+            divisor = self.factor * self.ranks
+            self.together *= torch.tensor(1.0 / divisor, dtype=self.together.dtype, device="cpu")
             self.ranks = 0
         shape = summand.request.array.shape
         flat = self.together[summand.begin : summand.begin + summand.request.array.size]

@@ -22,9 +22,8 @@ __all__ = ["BucketedReduce", "NonlinearReduce", "Reduce"]
 class Reduce(Aggregator):
     """Payloads are averaged on the wire in their own dtype and decoded once.
 
-    A float16 sum of many ranks may overflow to Inf although no rank's payload does: the Inf reaches
-    the result on all ranks, where loss scaling sees it. Engines that can divide before the sum
-    (Horovod: ``gradient_predivide_factor``) avoid it.
+    Engines divide float16 before the sum, so that it does not overflow; see `AllReduce`. What the sum
+    itself rounds is in no rank's memory: none knows the exact sum.
     """
 
     linear = True

@@ -20,7 +20,7 @@ __all__ = ["OuterLoopback"]
 
 
 class OuterLoopback:
-    """Averages the changes of ``world_size`` ranks' parameters, exactly as ``OuterStep`` does on engines.
+    """Averages the changes of ``world_size`` ranks' parameters, as ``OuterStep`` does on engines; see `Loopback`.
 
     Args:
         config: a configuration, or a spec string for all tensors.

@@ -157,6 +157,17 @@ def _named(module: Any) -> dict[str, tuple[int, ...]]:
 
 @cases
 @three
+def sums_of_float16_do_not_overflow() -> None:
+    shape = (70, 80)
+    for spec in ("fp16", "residual|fp16", "chunk_allreduce(ratio=1.0,values=fp16)"):
+        training = Training(spec, {"w": shape})
+        average = training.averages({"w": torch.full(shape, 65504.0)})["w"]
+        torch.testing.assert_close(average, torch.full(shape, 65504.0), rtol=2e-3, atol=0)
+        harness.check_same_on_all_ranks(average)
+
+
+@cases
+@three
 def frames_that_grow_and_shrink() -> None:
     """Messages from small to larger than the receiver's buffer, and back."""
     ratios = [0.01, 0.9, 0.02, 0.5]
@@ -484,17 +495,6 @@ def an_older_state_on_one_rank() -> None:
 
 
 @cases
-def models_that_drift_apart() -> None:
-    config = Config.from_spec("residual|topk(ratio=0.1)")
-    config = config.model_copy(update={"check_replicas_every": 2})
-    training = Training(config, SHAPES)
-    for step in range(3):
-        training.averages(harness.gradients(training.params, step))
-    name = list(training.params)[-1]
-    if hvd.rank() == 1:
-        training.params[name].data.view(-1)[0] += 1
-    training.averages(harness.gradients(training.params, 3))
-@cases
 def a_save_on_one_rank() -> None:
     for spec in ("powersgd(rank=2,start_step=0)", "residual|topk(ratio=0.1)"):
         training = Training(spec, SHAPES)
@@ -536,6 +536,17 @@ def a_rank_that_is_late_in_a_save() -> None:
         warning.assert_not_called()
 
 
+@cases
+def models_that_drift_apart() -> None:
+    config = Config.from_spec("residual|topk(ratio=0.1)")
+    config = config.model_copy(update={"check_replicas_every": 2})
+    training = Training(config, SHAPES)
+    for step in range(3):
+        training.averages(harness.gradients(training.params, step))
+    name = list(training.params)[-1]
+    if hvd.rank() == 1:
+        training.params[name].data.view(-1)[0] += 1
+    training.averages(harness.gradients(training.params, 3))
     training.averages(harness.gradients(training.params, 4))
     refused(
         lambda: training.averages(harness.gradients(training.params, 5)),

@@ -135,6 +135,31 @@ def summable_codecs_that_are_not_added() -> None:
 
 
 @cases
+def sums_of_float16_do_not_overflow() -> None:
+    """The engine's, those of Horovod's optimizer with all of its options, and by hand."""
+    largest = 65504.0
+    for spec, options, scale in (
+        ("fp16", {}, 1),
+        ("residual|fp16", {}, 1),
+        ("fp16", {"op": hvd.Sum}, hvd.size()),
+        ("fp16", {"groups": 1}, 1),
+        ("powersgd(rank=1,start_step=0,values=fp16)", {}, 1),
+        ("chunk_allreduce(ratio=1.0,values=fp16)", {}, 1),
+    ):
+        params = harness.parameters({"w": harness.MATRIX})
+        opt = harness.optimizer(params, Compression(spec, params.items()), **options)
+        value = 100.0 if "powersgd" in spec else largest
+        grads = {name: torch.full(p.shape, value) for name, p in params.items()}
+        for average in harness.averages(opt, params, grads).values():
+            wanted = torch.full(average.shape, value * scale)
+            torch.testing.assert_close(
+                average, wanted, rtol=2e-3, atol=0, msg=f"{spec} {options}".format
+            )
+    by_hand = hvd.allreduce(torch.full((5,), largest), compression=Compression("fp16"))
+    torch.testing.assert_close(by_hand, torch.full((5,), largest), rtol=2e-3, atol=0)
+
+
+@cases
 def ranks_of_other_exchanges_are_refused() -> None:
     """Refusals before the first gradient."""
     exchange = "gather" if hvd.rank() else "sra"

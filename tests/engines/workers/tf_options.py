@@ -379,6 +379,20 @@ def tf_allreduce_by_hand_is_refused() -> None:
 
 
 @cases
+def tf_sums_of_float16_do_not_overflow() -> None:
+    """With the tape and by hand."""
+    largest = tf.fill(MATRIX, 65504.0)
+    weight = tf.Variable(tf.zeros(MATRIX))
+    for spec in ("fp16", "residual|fp16"):
+        compression = Compression(spec, {"w": weight})
+        with hvd.DistributedGradientTape(tf.GradientTape(), compression=compression) as tape:
+            loss = tf.reduce_sum(weight * largest)
+        np.testing.assert_allclose(tape.gradient(loss, weight), largest, rtol=2e-3)
+    by_hand = hvd.allreduce(largest, compression=Compression("fp16"))
+    np.testing.assert_allclose(by_hand, largest, rtol=2e-3)
+
+
+@cases
 def tf_integers_by_hand_travel_as_they_are() -> None:
     """Exactly, with every spec, as with the stock `Compression.fp16`."""
     for dtype in (tf.uint8, tf.int32, tf.int64):
