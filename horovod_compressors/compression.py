@@ -110,11 +110,6 @@ def _spec_value(value: float | int | bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class _Codecs(ABCMeta):
-    """Gives a class of compressions one constructor per registered codec and algorithm."""
-
-    def __getattr__(cls, name: str) -> _Constructor:
-        codec = "identity" if name == "none" else name
 def _problem(name: str) -> str:
     """Why a name is no spec, in one line."""
     try:
@@ -124,6 +119,11 @@ def _problem(name: str) -> str:
     return "it is not a codec or an algorithm alone"
 
 
+class _Codecs(ABCMeta):
+    """Gives a class of compressions one constructor per registered codec and algorithm."""
+
+    def __getattr__(cls, name: str) -> _Constructor:
+        codec = "identity" if name == "none" else name
         if codec not in (*list_codecs(), *list_algorithms()):
             raise AttributeError(
                 f"Compression has no codec '{name}': {_problem(name)}; Compression.none compresses nothing"
