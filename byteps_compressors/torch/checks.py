@@ -67,6 +67,12 @@ def spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "a step, and BytePS has one: its servers add and send back. Use Horovod for it "
             "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
         )
+    memory = choice.spec.memory
+    if memory is not None and memory.params.get("limit"):
+        raise ConfigError(
+            f"{choice.rule} gives '{name}' the memory '{memory.text}', and BytePS' workers keep no running "
+            "norm of gradients: leave limit out, and clip gradients before optimizer.step()"
+        )
     for row in choice.spec.plugins:
         if row.origin == "python":
             raise ConfigError(
@@ -84,9 +90,7 @@ def spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
     return choice.spec
 
 
-def check_agreement(
-    config: Config, parameters: Mapping[str, torch.Tensor], feedback: str
-) -> None:
+def check_agreement(config: Config, parameters: Mapping[str, torch.Tensor], feedback: str) -> None:
     """Compare versions, configuration, parameters and options of all workers.
 
     Raises:

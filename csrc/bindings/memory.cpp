@@ -44,6 +44,12 @@ double py_clip_limit(const std::string& clip, double clip_norm, std::size_t worl
   return clip_limit(clip, clip_norm, world_size);
 }
 
+double py_l2_norm(const Floats& grad) {
+  const Span<const float> g = input(grad);
+  py::gil_scoped_release release;
+  return l2_norm(g);
+}
+
 float py_clip_scale(const Floats& grad, double limit) {
   const Span<const float> g = input(grad);
   py::gil_scoped_release release;
@@ -99,6 +105,7 @@ void bind_memory(py::module_& m) {
   m.def("update_average", &update_average, py::arg("average").noconvert(),
         py::arg("grad").noconvert(), py::arg("momentum"), py::arg("first"));
   m.def("clip_limit", &py_clip_limit, py::arg("clip"), py::arg("clip_norm"), py::arg("world_size"));
+  m.def("l2_norm", &py_l2_norm, py::arg("grad").noconvert());
   m.def("clip_scale", &py_clip_scale, py::arg("grad").noconvert(), py::arg("limit"));
   m.def("correct_momentum", &correct_momentum, py::arg("velocity").noconvert(),
         py::arg("momentum").noconvert(), py::arg("grad").noconvert(), py::arg("factor"),

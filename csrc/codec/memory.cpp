@@ -45,10 +45,14 @@ double clip_limit(std::string_view clip, double clip_norm, std::size_t world_siz
   return clip == "scaled_norm" ? clip_norm * std::sqrt(static_cast<double>(world_size)) : clip_norm;
 }
 
+double l2_norm(Span<const float> grad) {
+  // One thread: the order of the sum must not depend on their number.
+  return std::sqrt(kernels().sum_squares(grad.data(), grad.size()));
+}
+
 float clip_scale(Span<const float> grad, double limit) {
   if (std::isinf(limit)) return 1.0f;
-  // One thread: the order of the sum must not depend on their number.
-  const double norm = std::sqrt(kernels().sum_squares(grad.data(), grad.size()));
+  const double norm = l2_norm(grad);
   return limit < norm && std::isfinite(norm) ? static_cast<float>(limit / norm) : 1.0f;
 }
 
@@ -90,6 +94,11 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
     case Kind::kNone:
       return codec.codec->encode(grad, call, out, written);
     case Kind::kResidual: {
+      if (params_->real("limit") != 0) {
+        return {Code::kSpec,
+                "residual(limit=...) keeps a running norm, which this interface has no "
+                "place for: leave limit out"};
+      }
       double weight = params_->real("beta");
       if (scales()) {
         if (step.lr == 0) return codec.codec->encode(grad, call, out, written);

@@ -34,6 +34,8 @@ bool update_average(Span<float> average, Span<const float> grad, double momentum
 // Largest L2 norm of a tensor's gradient on one of `world_size` ranks; infinity without clipping.
 // `clip` and `clip_norm` are the parameters of momentum_correction.
 double clip_limit(std::string_view clip, double clip_norm, std::size_t world_size);
+// The L2 norm of a gradient; the same on every SIMD level.
+double l2_norm(Span<const float> grad);
 // Factor that reduces a gradient to that norm; 1 if its norm is smaller, or not finite.
 float clip_scale(Span<const float> grad, double limit);
 

@@ -15,6 +15,11 @@ StageInfo residual_stage() {
       "average", "0.0", 0, 0.9999,
       "share of the residual that waits for later steps: LoCo's moving average of errors");
   average.omits_default = true;
+  ParamInfo limit = real_param(
+      "limit", "0.0", 0, 1e6,
+      "a gradient with an L2 norm above limit times the running mean of its tensor's norms is "
+      "scaled down to that, so that one spike leaves little behind; 0: never");
+  limit.omits_default = true;
   StageInfo stage;
   stage.name = "residual";
   stage.kind = StageKind::kMemory;
@@ -35,6 +40,7 @@ StageInfo residual_stage() {
       real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
       residual_lr_param(),
       average,
+      limit,
   };
   return stage;
 }

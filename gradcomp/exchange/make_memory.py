@@ -8,10 +8,12 @@ from typing import Any
 from gradcomp.codec.spec import Stage
 from gradcomp.exchange.memory import (
     MOMENTUM_CORRECTION,
+    NORM,
     RESIDUAL_LR,
     Memory,
     MemoryState,
     NoMemory,
+    NormLimit,
     Residual,
     ScaledResidual,
 )
@@ -39,10 +41,11 @@ def make_memory(
         return Signum(params["momentum"], state.setdefault("momentum", {}))
     residuals = state.setdefault("residual", {})
     weights = params["beta"], params["gamma"]
+    limit = NormLimit(params["limit"], state.setdefault(NORM, {})) if params["limit"] else None
     if params["lr"] == "scale":
         last = state.setdefault(RESIDUAL_LR, {})
-        return ScaledResidual(*weights, residuals, last, rates or Rates(), params["average"])
-    return Residual(*weights, residuals, params["average"])
+        return ScaledResidual(*weights, residuals, last, rates or Rates(), params["average"], limit)
+    return Residual(*weights, residuals, params["average"], limit)
 
 
 def hands_over(stage: Stage | None) -> bool:
@@ -54,4 +57,4 @@ def hands_over(stage: Stage | None) -> bool:
         return True
     if stage.name == MOMENTUM_CORRECTION:
         return bool(stage.params["clip"] == "none")
-    return stage.name == "residual" and stage.params["average"] == 0
+    return stage.name == "residual" and stage.params["average"] == 0 == stage.params["limit"]

@@ -6,7 +6,10 @@ arithmetic is the core's (csrc/codec/memory.hpp).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
@@ -14,18 +17,20 @@ from gradcomp.codec.batch_items import EncodeItem
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import HOST, Device, device_of
-from gradcomp.errors import StateError
+from gradcomp.errors import SpecError, StateError
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = [
     "MOMENTUM_CORRECTION",
+    "NORM",
     "RESIDUAL_LR",
     "Arrays",
     "Memory",
     "MemoryState",
     "NoMemory",
+    "NormLimit",
     "Residual",
     "ScaledResidual",
     "Source",
@@ -43,6 +48,10 @@ MOMENTUM_CORRECTION = "momentum_correction"
 
 RESIDUAL_LR = "residual_lr"
 """Kind of state: the learning rate of a residual's last step, one element for each tensor."""
+
+
+NORM = "norm"
+"""Kind of state: the running mean of a tensor's norms, one element, for `NormLimit`."""
 
 
 class Source(NamedTuple):
@@ -132,6 +141,47 @@ class NoMemory:
         """None: nothing is kept."""
 
 
+class NormLimit:
+    """Bounds gradients by a multiple of the running mean of their tensor's norms.
+
+    The mean is ``0.9 * mean + 0.1 * norm``, of the norms that count: a spike raises it by a factor of
+    ``0.9 + 0.1 * limit`` at most. Norms of 0 and norms that are not finite leave it as it is. What a gradient
+    has beyond its bound is lost.
+
+    Args:
+        limit: the multiple, at least 1.
+        norms: the means, by tensor name; arrays of one element.
+
+    Raises:
+        SpecError: ``limit`` is below 1.
+    """
+
+    def __init__(self, limit: float, norms: Arrays) -> None:
+        if limit < 1:
+            raise SpecError(
+                f"residual(limit={limit}): it must be at least 1, as gradients of the mean norm would be "
+                "scaled down, or 0 for no limit; 5 to 10 leaves ordinary gradients as they are"
+            )
+        self.limit = limit
+        self._norms = norms
+
+    def factor(self, grad: FloatArray, name: str) -> float:
+        """The factor of a tensor's gradient, flat; 1 if its norm is within the bound."""
+        norm = _core.l2_norm(grad)
+        if not 0 < norm < math.inf:
+            return 1.0
+        mean = self._norms.get(name)
+        if mean is None:
+            self._norms[name] = np.array([min(norm, _LARGEST)], np.float32)
+            return 1.0
+        counted = min(norm, self.limit * float(mean[0]))
+        mean[0] = min(0.9 * float(mean[0]) + 0.1 * counted, _LARGEST)
+        return counted / norm
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 class Residual:
     """Error feedback: the unsent rest is added to the next step's gradient.
 
@@ -147,19 +197,32 @@ class Residual:
     LoCo of Xie et al., "LoCo: Low-Bit Communication Adaptor for Large-Scale Model Training"
     (arXiv:2407.04480): its moving average of errors is ``(1 - average) * residual``. Deviations from
     LoCo: float32 instead of 8 bits, and no reset.
+
+    Args:
+        beta, gamma, average: see above.
+        residuals: by tensor name.
+        limit: a gradient counts with at most the norm of `NormLimit`; None: with all of it.
     """
 
-    def __init__(self, beta: float, gamma: float, residuals: Arrays, average: float = 0.0) -> None:
+    def __init__(
+        self,
+        beta: float,
+        gamma: float,
+        residuals: Arrays,
+        average: float = 0.0,
+        limit: NormLimit | None = None,
+    ) -> None:
         self.beta = beta
         self.gamma = gamma
         self.average = average
         self._residuals = residuals
+        self._limit = limit
         self._waiting: dict[str, tuple[FloatArray, float]] = {}
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient with its residual, which encoding updates."""
         residual = array_of(self._residuals, key, "residual", device_of(grad))
-        return Source(grad.reshape(-1), residual, self._weight(key), self.gamma)
+        return Source(grad.reshape(-1), residual, self._weight(key), self._gamma(grad, key))
 
     def sent(self, key: TensorKey) -> None:
         """Add the part that has waited, if any."""
@@ -170,7 +233,7 @@ class Residual:
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The corrected gradient, in the residual's own memory."""
         residual = array_of(self._residuals, key, "residual")
-        _core.compensate(residual, grad.reshape(-1), self._weight(key), self.gamma)
+        _core.compensate(residual, grad.reshape(-1), self._weight(key), self._gamma(grad, key))
         return residual
 
     @timed("compensate")
@@ -182,11 +245,11 @@ class Residual:
     @timed("compensate")
     def release(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The gradient plus all of the residual, which is removed; flat, perhaps ``grad`` itself."""
-        beta = self._beta(key)
-        if key.name not in self._residuals and self.gamma == 1:
+        beta, gamma = self._beta(key), self._gamma(grad, key)
+        if key.name not in self._residuals and gamma == 1:
             return grad.reshape(-1)
         residual = array_of(self._residuals, key, "residual")
-        _core.compensate(residual, grad.reshape(-1), beta, self.gamma)
+        _core.compensate(residual, grad.reshape(-1), beta, gamma)
         return self._residuals.pop(key.name)
 
     def _weight(self, key: TensorKey) -> float:
@@ -199,6 +262,12 @@ class Residual:
     def _beta(self, key: TensorKey) -> float:
         """The weight of the residual in this step."""
         return self.beta
+
+    def _gamma(self, grad: FloatArray, key: TensorKey) -> float:
+        """The weight of the gradient in this step."""
+        if self._limit is None:
+            return self.gamma
+        return self.gamma * self._limit.factor(grad.reshape(-1), key.name)
 
     def unsent(self, key: TensorKey) -> FloatArray:
         """The residual."""
@@ -229,8 +298,9 @@ class ScaledResidual(Residual):
         last: Arrays,
         rates: Rates,
         average: float = 0.0,
+        limit: NormLimit | None = None,
     ) -> None:
-        super().__init__(beta, gamma, residuals, average)
+        super().__init__(beta, gamma, residuals, average, limit)
         self._last = last
         self._rates = rates
 

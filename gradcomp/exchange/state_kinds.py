@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
-from gradcomp.exchange.memory import RESIDUAL_LR
+from gradcomp.exchange.memory import NORM, RESIDUAL_LR
 from gradcomp.exchange.select import ALGORITHMS
 
 __all__ = ["REPLICATED_KINDS", "STATE_KINDS", "state_of"]
@@ -18,7 +18,7 @@ REPLICATED_KINDS = (
 )
 """Kinds of state that are equal on all ranks."""
 
-STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS, "carried")
+STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS, "carried", NORM)
 """All kinds: keys of `Pipeline.state_dict`."""
 
 
@@ -36,6 +36,8 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
             kinds["momentum"] = memory.name
     if spec.scales_lr:
         kinds[RESIDUAL_LR] = None
+    if memory is not None and memory.params.get("limit"):
+        kinds[NORM] = None
     if algorithm is not None:
         kinds.update(ALGORITHMS[algorithm.name].state_of(algorithm.params))
         return kinds

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, NORM
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.state.rank_state import State
@@ -96,7 +96,7 @@ def take_common_state(
     """
     state = pipeline.state_dict()
     arrays: dict[str, Any] = {kind: {} for kind in STATE_KINDS}
-    arrays["carried"] = state["carried"]
+    arrays.update({kind: state[kind] for kind in ("carried", NORM)})
     arrays.update({kind: common[kind] for kind in REPLICATED_KINDS})
     for kind in _OWN_KINDS:
         for name in common["names"][kind]:

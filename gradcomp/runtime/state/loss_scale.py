@@ -11,13 +11,13 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import Device, device_of
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.memory import MemoryState
+from gradcomp.exchange.memory import NORM, MemoryState
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.runtime.state.step_copies import Before, StepCopies
 
 __all__ = ["LossScale", "check_scale", "check_sends_nan", "poisoned"]
 
-_SCALED_KINDS = ("residual", "momentum")
+_SCALED_KINDS = ("residual", "momentum", NORM)
 """Kinds of state that are proportional to the gradient."""
 
 

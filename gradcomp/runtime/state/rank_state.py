@@ -12,7 +12,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import device_of
 from gradcomp.codec.spec import parse
 from gradcomp.errors import StateError
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION, RESIDUAL_LR, Arrays, MemoryState
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, NORM, RESIDUAL_LR, Arrays, MemoryState
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
@@ -45,7 +45,8 @@ Keys of arrays, each by tensor name:
   the other;
 - ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;
 - ``basis``: learned from averages; see `gradcomp.Codec.learn`;
-- ``carried``: starting points of encoders; see `gradcomp.EncodeItem`.
+- ``carried``: starting points of encoders; see `gradcomp.EncodeItem`;
+- ``norm``: the running mean of a tensor's norms, with ``residual(limit=L)``.
 """
 
 
@@ -253,7 +254,7 @@ class RankState:
                 f"it holds ranks {sorted(int(saved['rank']) for saved in states)}"
             )
         if (saved_size, saved_nodes) == (self.world_size, self.ranks_per_node):
-            arrays = {kind: _copies(by_rank[self.rank][kind]) for kind in STATE_KINDS}
+            arrays = {kind: _copies(by_rank[self.rank].get(kind, {})) for kind in STATE_KINDS}
         else:
             arrays = _merged([by_rank[rank] for rank in range(saved_size)])
         rounds: dict[str, int] = {}
@@ -290,7 +291,7 @@ def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
     return {
         kind: (_same if kind in REPLICATED_KINDS else _mean)([rank[kind] for rank in ranks], kind)
         for kind in STATE_KINDS
-        if kind != "carried"  # starting points of one rank's encoder, soon found again
+        if kind not in ("carried", NORM)  # of one rank, and soon found again
     }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradcomp.codec.spec import parse
 from gradcomp.errors import SpecError, StateError
+from gradcomp.exchange.memory import NORM
 from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.runtime.policy.decision import CANDIDATES, CONTENDERS, PolicyGroup
 
@@ -62,7 +63,7 @@ def _check(state: object) -> None:
     if not isinstance(state, Mapping):
         raise StateError(f"a compressor state is a {_type(state)}; it must be a mapping: {_REMEDY}")
     known = {*_HEADER, *STATE_KINDS}
-    missing = known - set(state)
+    missing = known - set(state) - {NORM}  # which earlier versions did not have
     if missing:
         raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
     version = state["version"]
@@ -81,7 +82,7 @@ def _check(state: object) -> None:
     if size % per_node:
         raise _wrong("ranks_per_node", per_node, f"a divisor of {size}, the world size")
     for kind in STATE_KINDS:
-        for name, array in _by_name(kind, state[kind]).items():
+        for name, array in _by_name(kind, state.get(kind, {})).items():
             _array(f"{kind} of '{name}'", array)
     for name, residual in state["residual"].items():
         momentum = state["momentum"].get(name)
