@@ -125,6 +125,8 @@ class Reference:
         self._fragments = [
             [*start][first :: options.fragments] for first in range(options.fragments)
         ]
+        if options.pattern == "sequential":
+            self._fragments = [["first", "second"], ["bias"]]
         self._averages: dict[str, list[FloatArray]] = {}
 
     def step(self, step: int) -> None:
@@ -158,6 +160,7 @@ class Reference:
         {"lr": 1.0, "momentum": 0.9, "nesterov": False},
         {"fragments": 3, "momentum": 0.5},
         {"fragments": 3, "overlap": 1, "mixing": 0.25, "momentum": 0.9},
+        {"fragments": 2, "pattern": "sequential", "overlap": 1, "mixing": 1.0, "momentum": 0.9},
         {"overlap": 2, "momentum": 0.9},
     ],
     ids=str,

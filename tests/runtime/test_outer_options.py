@@ -27,7 +27,8 @@ def options(spec: str = "fp16", every: int = 30, **others: Any) -> OuterOptions:
         ({"momentum": 1.0}, r"outer momentum is 1.0; it must be in \[0, 1\)"),
         ({"fragments": 7}, "fragments is 7; it must be at least 1 and a divisor of every"),
         ({"fragments": 10, "overlap": 3}, "overlap is 3; it must be at least 0 and below"),
-        ({"mixing": 1.0}, r"mixing is 1.0; it must be in \[0, 1\)"),
+        ({"mixing": 1.1}, r"mixing is 1.1; it must be in \[0, 1\]"),
+        ({"pattern": "random"}, "pattern is random; it must be strided or sequential"),
         ({"rate": 1.0}, "no setting rate; they have every, lr, momentum"),
     ],
 )
@@ -58,6 +59,11 @@ def test_layers_take_turns() -> None:
     assert fragments_of(names, 2) == [
         ["a.0.w", "a.0.b", "head/w", "head/b"],
         ["a.1.w", "a.1.b", "scale"],
+    ]
+    assert fragments_of(names, 3, "sequential") == [
+        ["a.0.w", "a.0.b", "a.1.w", "a.1.b"],
+        ["head/w", "head/b"],
+        ["scale"],
     ]
     with pytest.raises(ConfigError, match="at most 4, the number of layers"):
         fragments_of(names, 5)

@@ -14,6 +14,7 @@ from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.state_kinds import state_of
 from gradcomp.runtime.agree.comparison import check_equal, read_object
+from gradcomp.runtime.outer.fragments import PATTERNS
 
 __all__ = ["OuterOptions"]
 
@@ -29,7 +30,8 @@ _RANGES: dict[str, tuple[str, Callable[[OuterOptions], bool]]] = {
         "at least 0 and below every / fragments",
         lambda options: 0 <= options.overlap < options.every // options.fragments,
     ),
-    "mixing": ("in [0, 1)", lambda options: 0 <= options.mixing < 1),
+    "pattern": ("strided or sequential", lambda options: options.pattern in PATTERNS),
+    "mixing": ("in [0, 1]", lambda options: 0 <= options.mixing <= 1),
 }
 
 
@@ -43,9 +45,11 @@ class OuterOptions:
         momentum: outer momentum, in [0, 1); by default 0.9, or 0 with error feedback.
         nesterov: Nesterov's momentum.
         fragments: parts of the model that are averaged in turn, P; a divisor of ``every``.
+        pattern: layers of a fragment: "strided", each P-th layer, or "sequential", neighbours.
         overlap: inner steps that a fragment's average may take, tau, below ``every / fragments``. The
             exchange runs in a thread; with 0 the step waits for it.
-        mixing: weight in [0, 1) of a rank's own values, alpha; the new common ones have 1 - alpha.
+        mixing: weight in [0, 1] of a rank's own values, alpha; the new common ones have 1 - alpha. With
+            1 ranks never take common values; these are in `OuterSteps.common` only.
         weighted: ranks count by the samples that `OuterSteps.step` gets.
     """
 
@@ -54,6 +58,7 @@ class OuterOptions:
     momentum: float
     nesterov: bool = True
     fragments: int = 1
+    pattern: str = "strided"
     overlap: int = 0
     mixing: float = 0.0
     weighted: bool = False

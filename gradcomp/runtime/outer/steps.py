@@ -81,7 +81,7 @@ class OuterSteps(Controls):
     def __init__(self, options: OuterOptions, values: Values) -> None:
         self.options = options
         self._values = values
-        self._fragments = fragments_of(values.shapes, options.fragments)
+        self._fragments = fragments_of(values.shapes, options.fragments, options.pattern)
         self._samples = [0.0] * options.fragments
         start = {name: values.read(name) for name in values.shapes}
         self._outer = OuterSGD(start, options.lr, options.momentum, options.nesterov)

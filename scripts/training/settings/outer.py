@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
@@ -22,8 +22,11 @@ class OuterSettings(Section):
     momentum: Number | None = Field(None, ge=0, lt=1, description="a number in [0, 1)")
     nesterov: StrictBool = Field(True, description="true or false")
     fragments: StrictInt = Field(1, ge=1, description="an integer >= 1, a divisor of every")
+    pattern: Literal["strided", "sequential"] = Field(
+        "strided", description="strided or sequential"
+    )
     overlap: StrictInt = Field(0, ge=0, description="an integer >= 0, below every / fragments")
-    mixing: Number = Field(0.0, ge=0, lt=1, description="a number in [0, 1)")
+    mixing: Number = Field(0.0, ge=0, le=1, description="a number in [0, 1]")
 
     def arguments(self) -> dict[str, Any]:
         """For ``OuterStep``."""
