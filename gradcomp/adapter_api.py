@@ -25,10 +25,9 @@ from gradcomp.exchange.rounds import (
     Ready,
     Request,
     Round,
-    headroom,
 )
 from gradcomp.exchange.select import exchange_pattern
-from gradcomp.exchange.state_kinds import STATE_KINDS, state_of
+from gradcomp.exchange.state_kinds import state_of
 from gradcomp.runtime.agree.agreement import (
     agreement_line,
     build_text,
@@ -60,7 +59,6 @@ from gradcomp.runtime.state.state_file import pack_state, unpack_state
 from gradcomp.runtime.unedited import Patch, Unedited, run_unedited
 
 __all__ = [
-    "STATE_KINDS",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -105,7 +103,6 @@ __all__ = [
     "common_state",
     "digest_parameters",
     "exchange_pattern",
-    "headroom",
     "model_text",
     "moved",
     "pack_state",

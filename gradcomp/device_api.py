@@ -1,4 +1,4 @@
-"""The names that devices use, besides `gradcomp.adapter_api`: for kernels that work on gradients there.
+"""The names that `gradcomp_torch` uses besides `gradcomp.adapter_api`, most of them for devices.
 
 A `Device` keeps gradients and residuals in its memory. It chooses and rounds elements, and the core
 makes frames of the parts. A `PeerDevice` sends what it has made to other ranks' devices, and a
@@ -30,8 +30,10 @@ from gradcomp.exchange.algorithms.factor_device import (
     ProductItem,
     SettleItem,
 )
+from gradcomp.exchange.state_kinds import STATE_KINDS
 
 __all__ = [
+    "STATE_KINDS",
     "ApplyItem",
     "Device",
     "DeviceArray",

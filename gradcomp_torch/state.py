@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gradcomp.adapter_api import STATE_KINDS, Controls
+from gradcomp.adapter_api import Controls
+from gradcomp.device_api import STATE_KINDS
 
 __all__ = ["TensorControls", "as_array", "with_arrays"]
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gradcomp import Loopback, Pipeline, StateError
-from gradcomp.adapter_api import STATE_KINDS
 from gradcomp.exchange.memory import NORM
+from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.gossip import make_gossip, make_topology
 from gradcomp.runtime.policy.decision import Decision, PolicyGroup
 from support.pipelines import configured
