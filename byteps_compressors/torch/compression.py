@@ -13,7 +13,7 @@ import torch
 from byteps_compressors.torch.checks import check_config
 from byteps_compressors.torch.environment import check_initialized
 from gradcomp import Config, get_codec, list_codecs
-from gradcomp.adapter_api import AllReduce, Pipeline, Round, Spec, Stats, headroom
+from gradcomp.adapter_api import AllReduce, Pipeline, Round, Spec, Stats
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.parameters import uncompiled
 
@@ -138,7 +138,7 @@ class Compression(metaclass=_ByName):
             raise AssertionError("a summable payload takes one exchange") from None
         assert isinstance(request, AllReduce)  # _check_summable made sure
         # A copy: BytePS averages in place, and dense payloads are views of the gradient.
-        factor = headroom(request.array.dtype, self.pipeline.world_size)
+        factor = AllReduce.headroom(request.array.dtype, self.pipeline.world_size)
         payload = torch.from_numpy(request.array * request.array.dtype.type(factor)).to(
             tensor.device
         )

@@ -32,7 +32,6 @@ __all__ = [
     "Round",
     "TensorKey",
     "advance",
-    "headroom",
 ]
 
 RankGroup: TypeAlias = Literal["all", "node", "leaders"]
@@ -40,25 +39,6 @@ RankGroup: TypeAlias = Literal["all", "node", "leaders"]
 
 A rank outside the group makes the request, too, and gets None at once.
 """
-
-
-def headroom(dtype: object, ranks: int) -> float:
-    """The factor of each rank's numbers before they are added, so that no float16 sum overflows.
-
-    The average is ``sum of headroom * x``, times ``1 / (headroom * ranks)``. A power of two keeps all bits
-    of a float16 but those of elements below ``2**-14 / headroom``.
-
-    Args:
-        dtype: of numpy or PyTorch.
-        ranks: number of summands, at least 1.
-
-    Returns:
-        For float16 the largest power of two up to ``1 / ranks``; 1 for other dtypes.
-    """
-    return 0.5 ** (ranks - 1).bit_length() if str(dtype) in _HALF else 1.0
-
-
-_HALF = ("float16", "torch.float16")
 
 
 @dataclass(frozen=True)
@@ -81,6 +61,23 @@ class AllReduce:
     def nbytes(self) -> int:
         """Bytes that this rank contributes."""
         return self.array.nbytes
+
+    @staticmethod
+    def headroom(dtype: object, ranks: int) -> float:
+        """The factor of each rank's numbers before they are added, so that no float16 sum overflows.
+
+        The average is the sum of ``headroom * x``, times ``1 / (headroom * ranks)``. A power of two keeps
+        all bits of a float16 but those of elements below ``2**-14 / headroom``.
+
+        Args:
+            dtype: of numpy or PyTorch.
+            ranks: number of summands, at least 1.
+
+        Returns:
+            For float16 the largest power of two up to ``1 / ranks``; 1 for other dtypes.
+        """
+        half = str(dtype) in ("float16", "torch.float16")
+        return 0.5 ** (ranks - 1).bit_length() if half else 1.0
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from gradcomp.exchange.rounds import (
     Ready,
     Request,
     advance,
-    headroom,
 )
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.pipeline import Pipeline
@@ -257,8 +256,8 @@ def _parts(request: AllToAll) -> list[ByteArray]:
 
 
 def _average(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Sum in rank order, then divide, all in the arrays' dtype; see `headroom`."""
-    kind, factor = arrays[0].dtype.type, headroom(arrays[0].dtype, len(arrays))
+    """Sum in rank order, then divide, all in the arrays' dtype; see `AllReduce.headroom`."""
+    kind, factor = arrays[0].dtype.type, AllReduce.headroom(arrays[0].dtype, len(arrays))
     with np.errstate(over="ignore", invalid="ignore"):
         total: npt.NDArray[Any] = arrays[0] * kind(factor)
         for array in arrays[1:]:

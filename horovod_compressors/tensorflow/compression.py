@@ -24,7 +24,6 @@ from gradcomp.adapter_api import (
     Round,
     as_float32,
     exchange_pattern,
-    headroom,
 )
 from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.compression import BaseCompression
@@ -286,7 +285,7 @@ class Compression(BaseCompression):
         round_ = self.pipeline.round("", array, array.nbytes, resolved)
         request = next(round_)
         assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
-        factor = headroom(request.array.dtype, self.process_set.size())
+        factor = AllReduce.headroom(request.array.dtype, self.process_set.size())
         payload = request.array * request.array.dtype.type(factor)
         return tf.constant(payload), (_ByHand(round_, array.shape, factor), tensor.dtype)
 

@@ -18,7 +18,6 @@ from gradcomp.adapter_api import (
     Broadcast,
     RankGroup,
     Request,
-    headroom,
     split_frames,
 )
 
@@ -97,7 +96,7 @@ def _run(queue: Sequence[_Pending], process_set: Any) -> None:
         sums.setdefault(pending.request.array.dtype, []).append(pending)
     for of_dtype in sums.values():
         arrays = [_tensor(pending.request.array) for pending in of_dtype]
-        factor = headroom(of_dtype[0].request.array.dtype, process_set.size())
+        factor = AllReduce.headroom(of_dtype[0].request.array.dtype, process_set.size())
         averages = hvd.grouped_allreduce(
             arrays,
             op=hvd.Average,

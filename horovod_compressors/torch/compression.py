@@ -20,7 +20,6 @@ from gradcomp.adapter_api import (
     Round,
     Route,
     exchange_pattern,
-    headroom,
 )
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.devices import TensorArray
@@ -380,7 +379,7 @@ class Compression(TensorControls, BaseCompression):
         """The factor of a payload that Horovod adds; 1 where Horovod itself divides before the sum."""
         if tensor.requires_grad or self._divides:  # op=Adasum weighs tensors by their norms
             return 1.0
-        return headroom(payload.dtype, self.pipeline.world_size)
+        return AllReduce.headroom(payload.dtype, self.pipeline.world_size)
 
     def _divide_before_sums(self, optimizer: Any) -> bool:
         """Let Horovod divide before sums of float16, unless the script has; returns whether it does.
@@ -397,7 +396,7 @@ class Compression(TensorControls, BaseCompression):
         )
         if getattr(optimizer, "op", None) != hvd.Average or not (self._host_tokens and halves):
             return False
-        factor = 1 / headroom(torch.float16, self.pipeline.world_size)
+        factor = 1 / AllReduce.headroom(torch.float16, self.pipeline.world_size)
         optimizer.gradient_predivide_factor = self._predivide_factor = factor
         return True
 

@@ -18,7 +18,6 @@ from gradcomp.adapter_api import (
     ByteArray,
     RankGroup,
     Request,
-    headroom,
     split_frames,
 )
 from gradcomp_torch.device_messages import DeviceMessage, message_of
@@ -152,8 +151,8 @@ class HorovodEngine:
 
 
 def _averaging(numbers: torch.Tensor, process_set: Any) -> dict[str, Any]:
-    """Arguments of an all-reduce that averages; see `headroom`."""
-    factor = headroom(numbers.dtype, process_set.size())
+    """Arguments of an all-reduce that averages; see `AllReduce.headroom`."""
+    factor = AllReduce.headroom(numbers.dtype, process_set.size())
     return {
         "op": hvd.Average,
         "prescale_factor": factor,

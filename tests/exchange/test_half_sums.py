@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradcomp import Loopback
-from gradcomp.exchange.rounds import headroom
+from gradcomp.exchange.rounds import AllReduce
 from support.pipelines import config_of
 
 SHAPE = (80, 60)
@@ -52,7 +52,7 @@ def test_small_numbers_lose_what_docs_say(ranks: int) -> None:
     ]
     (average, *_) = Loopback(config_of("fp16"), ranks).step({"w": grads})["w"]
     lost = np.abs(average - np.mean(grads, axis=0, dtype=np.float64)).max()
-    of_summands = 1 / headroom(np.dtype(np.float16), ranks)
+    of_summands = 1 / AllReduce.headroom(np.dtype(np.float16), ranks)
     assert lost <= 2.0**-25 * (of_summands + 1)
 
 
@@ -69,12 +69,17 @@ def test_a_gradient_is_what_was_sent_and_the_residual(ranks: int) -> None:
 
 
 def test_other_dtypes_are_divided_last() -> None:
-    assert [headroom(np.dtype(kind), 3) for kind in ("f2", "f4", "f8", "u1")] == [0.25, 1, 1, 1]
-    assert [headroom("torch.float16", ranks) for ranks in (1, 2, 3, 4, 5)] == [
+    assert [AllReduce.headroom(np.dtype(kind), 3) for kind in ("f2", "f4", "f8", "u1")] == [
+        0.25,
+        1,
+        1,
+        1,
+    ]
+    assert [AllReduce.headroom("torch.float16", ranks) for ranks in (1, 2, 3, 4, 5)] == [
         1,
         0.5,
         0.25,
         0.25,
         0.125,
     ]
-    assert headroom("torch.bfloat16", 2) == 1
+    assert AllReduce.headroom("torch.bfloat16", 2) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp.exchange.rounds import AllGather, AllReduce, Broadcast, Request, headroom
+from gradcomp.exchange.rounds import AllGather, AllReduce, Broadcast, Request
 
 RANKS = 3
 PATIENCE = 5.0
@@ -57,7 +57,7 @@ class Engine:
             return np.concatenate(texts)
         arrays = [one.array for one in requests if isinstance(one, AllReduce)]
         if arrays:
-            kind, factor = arrays[0].dtype.type, headroom(arrays[0].dtype, len(arrays))
+            kind, factor = arrays[0].dtype.type, AllReduce.headroom(arrays[0].dtype, len(arrays))
             scaled = [array * kind(factor) for array in arrays]
             return sum(scaled[1:], scaled[0]) * kind(1 / (factor * len(arrays)))
         return [one.frame for one in requests if isinstance(one, AllGather)]

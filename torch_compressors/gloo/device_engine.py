@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request, headroom
+from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request
 from gradcomp_torch.device_messages import DeviceMessage, message_of
 from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.staging import copies_of
@@ -114,7 +114,7 @@ class _DirectEngine:
         with message.behind():
             if isinstance(request, AllReduce):
                 reply = message.data
-                factor = headroom(reply.dtype, ranks)
+                factor = AllReduce.headroom(reply.dtype, ranks)
                 if factor != 1:
                     reply *= torch.tensor(factor, dtype=reply.dtype, device="cpu")
                 work = self._group.allreduce([reply])
@@ -153,7 +153,7 @@ class _DirectEngine:
         ranks = self._group.size()
         if isinstance(request, AllReduce):
             # In the message's own dtype, as the loopback does.
-            divisor = ranks * headroom(reply.dtype, ranks)
+            divisor = ranks * AllReduce.headroom(reply.dtype, ranks)
             reply *= torch.tensor(1.0 / divisor, dtype=reply.dtype, device="cpu")
             return DeviceMessage(reply, message.staging)
         return message.replies(reply, ranks)

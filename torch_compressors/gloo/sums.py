@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllReduce, headroom
+from gradcomp.adapter_api import AllReduce
 
 __all__ = ["FUSED_BYTES", "FusedSum", "Summand"]
 
@@ -57,7 +57,7 @@ class FusedSum:
         # A copy, if a round may still read the array.
         self.together = self.parts[0] if self.alone else torch.cat(self.parts)
         self.ranks = group.size()
-        self.factor = headroom(self.together.dtype, self.ranks)
+        self.factor = AllReduce.headroom(self.together.dtype, self.ranks)
         if self.factor != 1:
             self.together *= torch.tensor(self.factor, dtype=self.together.dtype, device="cpu")
         self.parts.clear()

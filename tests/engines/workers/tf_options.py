@@ -382,12 +382,13 @@ def tf_allreduce_by_hand_is_refused() -> None:
 def tf_sums_of_float16_do_not_overflow() -> None:
     """With the tape and by hand."""
     largest = tf.fill(MATRIX, 65504.0)
-    weight = tf.Variable(tf.zeros(MATRIX))
+    (weight,) = variables({"matrix": MATRIX})
     for spec in ("fp16", "residual|fp16"):
-        compression = Compression(spec, {"w": weight})
+        compression = Compression(spec, [weight])
         with hvd.DistributedGradientTape(tf.GradientTape(), compression=compression) as tape:
             loss = tf.reduce_sum(weight * largest)
-        np.testing.assert_allclose(tape.gradient(loss, weight), largest, rtol=2e-3)
+        (average,) = tape.gradient(loss, [weight])
+        np.testing.assert_allclose(average, largest, rtol=2e-3)
     by_hand = hvd.allreduce(largest, compression=Compression("fp16"))
     np.testing.assert_allclose(by_hand, largest, rtol=2e-3)
 
