@@ -15,6 +15,7 @@ _OTHER_NAMES = {
     "identity": "float32 fp32 f32 none null no off dense full uncompressed nocompression",
     "residual": "ef errorfeedback feedback memory",
     "sign": "signsgd",
+    "sign(scale=one)": "signsgd",
     "signsgd_mv": "signsgd majorityvote signmv",
     "residual|sign": "efsignsgd efsign",
     "onebit": "1bit 1bitsgd onebitsgd bit1",

@@ -134,6 +134,8 @@ def _find_stage(spec: str) -> tuple[str, Stage] | None:
         taken = taken and params.get("norm", "max") == "max"
     if name == "uniform":
         taken = taken and "clip" not in params
+    if name == "sign":
+        taken = params["scale"] == "mean"
     if name == "randomk":
         taken = params["values"] == "fp32"
     if name == "sampled_topk":

@@ -7,7 +7,7 @@ import pytest
 import torch
 from decoder import stream_key
 
-from gradcomp import Pipeline, WireError, get_codec
+from gradcomp import Loopback, Pipeline, SpecError, WireError, get_codec
 from support.codecs import check_refused, roundtrip
 from support.gradients import normal
 from support.pipelines import config_of, residual_of, send
@@ -98,6 +98,18 @@ def test_small_magnitudes_survive_beside_large_ones_of_the_other_sign() -> None:
 def test_sign_bits_are_those_of_grace_signsgd() -> None:
     for grad, decoded in messages("grace-signsgd-01", "grad", "decoded"):
         assert (np.sign(roundtrip("sign", grad)) == decoded).all()
+        np.testing.assert_array_equal(roundtrip("sign(scale=one)", grad), decoded)
+
+
+def test_signs_without_a_scale_keep_no_residual_and_show_values_that_are_not_finite() -> None:
+    assert get_codec("sign(scale=mean)").spec == "sign"
+    assert roundtrip(
+        "sign(scale=one)", np.array([0.1, -0.0, -3e38, 1e-45], np.float32)
+    ).tolist() == [*(1.0, 1.0, -1.0, 1.0)]
+    assert np.isnan(roundtrip("sign(scale=one)", np.array([1, np.inf], np.float32))).all()
+    with pytest.raises(SpecError, match="error feedback diverges with scale=one"):
+        Loopback("residual|sign(scale=one)", 1)
+    Loopback("signum|sign(scale=one)", 1)
 
 
 def test_scaled_sign_with_memory_is_that_of_grace_efsignsgd() -> None:

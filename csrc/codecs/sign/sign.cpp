@@ -1,4 +1,4 @@
-// Scaled sign. Payload: f32 scale, one bit per element, 1 if it is below 0.
+// Signs times a scale. Payload: f32 scale, one bit per element, 1 if it is below 0.
 #include <cmath>
 
 #include "base/bytes.hpp"
@@ -13,7 +13,7 @@ constexpr std::size_t kHead = 4;
 
 class Sign final : public SignBitCodec {
  public:
-  Sign() : SignBitCodec(kHead) {}
+  explicit Sign(bool scaled) : SignBitCodec(kHead), scaled_(scaled) {}
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {
@@ -29,8 +29,8 @@ class Sign final : public SignBitCodec {
     });
     double sum = 0;
     for (std::size_t i = 0; i < chunk_count(n); ++i) sum += sums[i];
-    const float scale = n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(n));
-    store(out.data(), std::isfinite(scale) ? scale : bits_float(kNanBits));
+    const float mean = n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(n));
+    store(out.data(), std::isfinite(mean) ? (scaled_ || n == 0 ? mean : 1.0f) : bits_float(kNanBits));
     *written = max_encoded_size(n);
     return subtract_sent(out, *written, call);
   }
@@ -40,6 +40,8 @@ class Sign final : public SignBitCodec {
     const auto scale = load<float>(head);
     return {-scale, scale};
   }
+
+  const bool scaled_;
 };
 
 }  // namespace
@@ -51,10 +53,23 @@ StageInfo sign_stage() {
   stage.summary = "one bit per element: its sign, times the mean magnitude; use with residual";
   stage.paper =
       "Karimireddy et al.: Error Feedback Fixes SignSGD and other Gradient Compression Schemes, "
-      "ICML 2019, algorithm 1 (the scaled sign)";
+      "ICML 2019, algorithm 1 (the scaled sign); scale=one: Bernstein et al.: signSGD: Compressed "
+      "Optimisation for Non-Convex Problems, ICML 2018, algorithm 1";
   stage.nonfinite = "an element that is not finite makes the whole tensor NaN";
   stage.example = "sign";
-  stage.make = [](const Recipe&) -> std::unique_ptr<Codec> { return std::make_unique<Sign>(); };
+  ParamInfo scale = choice_param("scale", "mean", "mean|one",
+                                 "mean: the mean magnitude; one: the values are 1 and -1");
+  scale.omits_default = true;
+  stage.params = {scale};
+  stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
+    if (params.choice("scale") != "one" || memory == nullptr || !memory->feeds_back) return nullptr;
+    return "error feedback diverges with scale=one, because the values do not follow the "
+           "gradient's "
+           "magnitude: leave out the memory, or scale=one";
+  };
+  stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
+    return std::make_unique<Sign>(recipe.params.choice("scale") == "mean");
+  };
   return stage;
 }
 
