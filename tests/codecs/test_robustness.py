@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gradcomp
-from gradcomp import WireError
+from gradcomp import SpecError, WireError
 from gradcomp.codec.frame import inspect, split_frames
 from support.frames import sealed
 from support.scope import by_scope
@@ -242,3 +245,24 @@ def test_a_claim_of_2_to_the_30_elements_costs_no_memory(
     assert len(outcomes) == 3
     assert "decoded" not in outcomes
     assert grown < 16 * 1024, f"{grown} KiB more memory in use"
+
+
+def _spec_of_few(name: str) -> str:
+    """The codec with its parameters for the fewest elements."""
+    for parameters in ("(k=10)", "(ratio=1e-6)", ""):
+        with suppress(SpecError):
+            gradcomp.get_codec(f"{name}{parameters}")
+            return f"{name}{parameters}"
+    raise AssertionError(name)
+
+
+def test_the_codecs_of_short_frames_are_those_of_the_security_policy() -> None:
+    text = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    listed = text.partition("allocates 4 GiB:")[2].partition("Pass `numel=`")[0]
+    zeros = np.zeros(2**20, np.float32)
+    short = {
+        name
+        for name in gradcomp.list_codecs()
+        if gradcomp.get_codec(_spec_of_few(name)).encode(zeros).nbytes < zeros.size / 800
+    }
+    assert set(re.findall("`([a-z0-9_]+)`", listed)) - {"k", "ratio"} == short
