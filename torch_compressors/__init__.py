@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gradcomp_torch.dgc_sgd import DGCSGD
     from gradcomp_torch.dion import Dion, dion_groups
     from gradcomp_torch.gpu.device_lookup import device_array
+    from torch_compressors.averager import GradientAverager
     from torch_compressors.ddp import DDPCompression, ddp_hook
     from torch_compressors.elastic import ElasticOuterStep
     from torch_compressors.gloo.process_group import init_process_group
@@ -35,6 +36,7 @@ __all__ = [
     "Dion",
     "ElasticOuterStep",
     "GossipDataParallel",
+    "GradientAverager",
     "OuterStep",
     "ddp_hook",
     "device_array",
@@ -50,6 +52,7 @@ _MODULES = {
     "Dion": "gradcomp_torch.dion",
     "ElasticOuterStep": "torch_compressors.elastic",
     "GossipDataParallel": "torch_compressors.gossip",
+    "GradientAverager": "torch_compressors.averager",
     "OuterStep": "torch_compressors.outer",
     "ddp_hook": "torch_compressors.ddp",
     "device_array": "gradcomp_torch.gpu.device_lookup",

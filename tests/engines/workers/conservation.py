@@ -14,11 +14,12 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from workers import harness
-from workers.ddp_model import Given, join
-from workers.harness import MATRIX, Cases
+from workers.ddp_model import Given, Training, join
+from workers.harness import MATRIX, Cases, refused
 from workers.ranks import Compression, hvd
 
-from torch_compressors import ddp_hook
+from gradcomp import ConfigError, ProtocolError
+from torch_compressors import GradientAverager, ddp_hook
 from torch_compressors.fsdp import fsdp_reduce_scatter
 
 cases = Cases()
@@ -169,6 +170,58 @@ def passes_without_synchronization() -> None:
 def a_static_graph() -> None:
     for spec in SPECS:
         _ddp(lambda step: "ac", spec, "static", static_graph=True)
+
+
+@cases
+def parameters_in_turn_without_a_wrapper() -> None:
+    """`GradientAverager` in a plain loop: the law, unused parameters, steps and a discarded one."""
+    join()
+    for spec in SPECS:
+        params = {name: torch.nn.Parameter(torch.zeros(MATRIX)) for name in NAMES}
+        averager = GradientAverager(spec, params.items())
+        averager.allow_discard()
+        sums = Sums(params)
+        for step in range(STEPS):
+            names = _in_turn(step)
+            if step == 5:
+                harness.backward(params, harness.gradients(params, 100))
+                averager.average()
+                averager.discard_step()
+            for p in params.values():
+                p.grad = None
+            harness.backward(params, sums.gradients(step, names))
+            averager.average()
+            assert [name for name, p in params.items() if p.grad is not None] == sorted(names)
+            sums.apply({name: p.grad for name, p in params.items()})
+        sums.check(averager.state_dict()["residual"], f"averager, {spec}")
+        averager.close()
+
+
+@cases
+def averages_without_a_wrapper_are_those_of_ddp() -> None:
+    spec = "residual|topk(ratio=0.05)"
+    join()
+    params = {name: torch.nn.Parameter(torch.zeros(MATRIX)) for name in NAMES}
+    params["bias"] = torch.nn.Parameter(torch.zeros(9, dtype=torch.float64))
+    optimizer = torch.optim.SGD(params.values(), lr=0.5)
+    averager = GradientAverager(spec, params.items(), optimizer)
+    wrapped = Training(spec, {name: tuple(p.shape) for name, p in params.items() if name != "bias"})
+    for step in range(3):
+        grads = harness.gradients(params, step)
+        optimizer.zero_grad()
+        harness.backward(params, grads)
+        averager.optimizer_step()
+        expected = wrapped.averages({name: grads[name] for name in NAMES})
+        for name, average in expected.items():
+            harness.check_equal(params[name].grad, average, name)
+    for p in params.values():
+        harness.check_same_on_all_ranks(p.detach())
+    refused(
+        lambda: GradientAverager(spec, params.items()).optimizer_step(), ConfigError, "no optimizer"
+    )
+    refused(lambda: GradientAverager(spec, []), ConfigError, "no parameter that needs a gradient")
+    other = "fp16" if hvd.rank() else "int8"
+    refused(lambda: GradientAverager(other, params.items()), ProtocolError, "different compression")
 
 
 @cases

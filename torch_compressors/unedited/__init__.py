@@ -15,7 +15,7 @@ from gradcomp import Config
 from gradcomp.adapter_api import Patch, Unedited
 from gradcomp.errors import ConfigError
 from torch_compressors.ddp import DDPCompression, ddp_hook
-from torch_compressors.unedited_outer import OuterModels
+from torch_compressors.unedited.outer import OuterModels
 
 __all__ = ["COMPRESSED", "PATCHES", "check_config", "is_first_rank"]
 
