@@ -403,8 +403,11 @@ def integers_by_hand_travel_as_they_are() -> None:
     for dtype in (torch.int32, torch.int64):
         numbers = torch.arange(MATRIX[0] * MATRIX[1]).view(MATRIX).to(dtype)
         for spec in ("identity", "fp16", "randomk(ratio=0.1)", "int8", "topk(k=10)"):
-            total = hvd.allreduce(numbers, op=hvd.Sum, compression=Compression(spec))
-            check_equal(total, hvd.allreduce(numbers, op=hvd.Sum), f"{spec} {dtype}")
+            label = f"integers.{spec}.{dtype}"  # ranks that have joined count nameless ones apart
+            total = hvd.allreduce(
+                numbers, op=hvd.Sum, compression=Compression(spec), name=f"{label}.ours"
+            )
+            check_equal(total, hvd.allreduce(numbers, op=hvd.Sum, name=label), label)
     # Horovod itself refuses these.
     for tensor in (
         torch.tensor([True, False]),
@@ -425,11 +428,14 @@ def fp16_in_the_place_of_the_stock_one() -> None:
             sent, context = Compression.fp16.compress(tensor)
             assert sent.dtype == torch.float16
             check_equal(Compression.fp16.decompress(sent, context), tensor, f"{shape} {dtype}")
-    number = hvd.allreduce(torch.tensor(1.0 + hvd.rank()), compression=Compression.fp16)
+    number = hvd.allreduce(
+        torch.tensor(1.0 + hvd.rank()), compression=Compression.fp16, name="by hand.number"
+    )
     check_equal(number, torch.tensor((1.0 + hvd.size()) / 2))
     few = torch.full((3,), 1 + 2**-20)
     for spec in ("topk(k=1)", "randomk(k=1)"):  # default rules still take small tensors
-        check_equal(hvd.allreduce(few, compression=Compression(spec)), few, spec)
+        average = hvd.allreduce(few, compression=Compression(spec), name=f"by hand.{spec}")
+        check_equal(average, few, spec)
 
 
 @cases
