@@ -356,6 +356,12 @@ class OuterSteps(Controls):
         sizes = {name: self._outer.start[name].size for name in names}
         return arrays_like(state, "averages", sizes)
 
+    def _meet(self, call: str) -> None:
+        # An exchange that runs has the engine for itself.
+        if self._averages is not None:
+            self._averages.result()
+        super()._meet(call)
+
     def _state_to_save(self) -> Mapping[str, Any]:
         return OuterSteps.state_dict(self)
 
