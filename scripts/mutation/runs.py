@@ -10,8 +10,11 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from .sites import Mutant
 
@@ -160,6 +163,8 @@ def _fails(tree: Path, tests: Sequence[str], environment: dict[str, str], limit:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return "timeout"
+    finally:
+        _end_jobs(tree)
     if process.returncode == 0:
         return ""
     for line in output.splitlines():
@@ -174,6 +179,14 @@ def _fails(tree: Path, tests: Sequence[str], environment: dict[str, str], limit:
         if len(left) < len(tests):
             return _fails(tree, left, environment, limit) if left else ""
     return "crash"
+
+
+def _end_jobs(tree: Path) -> None:
+    """End the processes of jobs that a mutant has left behind, in sessions of their own."""
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(tree) in part for part in process.info["cmdline"] or ()):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _pytest(tree: Path, arguments: Sequence[str]) -> list[str]:
