@@ -164,7 +164,7 @@ def _fails(tree: Path, tests: Sequence[str], environment: dict[str, str], limit:
         process.communicate()
         return "timeout"
     finally:
-        _end_jobs(tree)
+        _end_jobs(environment["GRADCOMP_MUTANT"])
     if process.returncode == 0:
         return ""
     for line in output.splitlines():
@@ -181,11 +181,11 @@ def _fails(tree: Path, tests: Sequence[str], environment: dict[str, str], limit:
     return "crash"
 
 
-def _end_jobs(tree: Path) -> None:
+def _end_jobs(mutant: str) -> None:
     """End the processes of jobs that a mutant has left behind, in sessions of their own."""
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(tree) in part for part in process.info["cmdline"] or ()):
-            with suppress(psutil.NoSuchProcess):
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.environ().get("GRADCOMP_MUTANT") == mutant:
                 process.kill()
 
 
