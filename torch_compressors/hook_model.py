@@ -128,7 +128,7 @@ def registered_with(state: object) -> DistributedDataParallel:
 
 
 class UnusedParameters:
-    """Finds the parameters that no rank has used in a step, whose averages DDP does not apply.
+    """Finds the parameters that no rank has used in a step: DDP does not apply their averages.
 
     With ``find_unused_parameters`` or ``static_graph`` DDP gives a hook zeros for a parameter that this rank
     has not used. If no rank has used it, DDP leaves ``.grad`` as it is.

@@ -123,7 +123,7 @@ class Attached(Checkpointed):
         self._discards = True
 
     def discard_step(self) -> None:
-        """Take back the last step, the averages of which are not applied.
+        """Take back the last step, as its averages are not applied.
 
         All workers must call it when all averages of the step are there (``optimizer.synchronize()``) and
         before the next step. Residuals and momenta of workers return to their values before the step,

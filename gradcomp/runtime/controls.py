@@ -51,7 +51,7 @@ class Controls(Checkpointed):
         self.pipeline.last_step.allow_discard()
 
     def discard_step(self) -> None:
-        """Take back the last step, the averages of which are not applied; see `LastStep.discard`.
+        """Take back the last step, as its averages are not applied; see `LastStep.discard`.
 
         Raises:
             ConfigError: `allow_discard` was not called.

@@ -46,7 +46,7 @@ class LastStep:
         self._state.discards = True
 
     def discard(self) -> None:
-        """Take back the last step, the averages of which the script does not apply.
+        """Take back the last step, as the script does not apply its averages.
 
         Memories, counters and other state return to their values before it; statistics go on. Every
         rank must call it, when all averages of the step are there and before the next step begins.

@@ -198,7 +198,7 @@ def loss_scales() -> None:
 
 @cases
 def discarded_steps() -> None:
-    """A run whose script discards steps equals one without them; the servers' residuals, too."""
+    """A run with discarded steps equals one without them; the servers' residuals, too."""
     specs = ("residual|topk(ratio=0.05)", "momentum_correction|topk(ratio=0.05)", "residual|sign")
     handles, plain, names = {}, {}, {}
     for i, spec in enumerate(specs):

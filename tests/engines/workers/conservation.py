@@ -275,7 +275,7 @@ def _discard(
     state: Any,
     zero_grad: Callable[[], None],
 ) -> None:
-    """Steps, of which a spike is discarded: nothing of it comes back."""
+    """A spike is discarded between steps: nothing of it comes back."""
     sums = Sums(params)
     for step in range(6):
         if step in (0, 3):
