@@ -53,7 +53,7 @@ class Dion(OptimizerStep):
     4. ``R = M^T P``, all-reduced to the mean over the ranks; columns within rounding errors count as 0.
     5. ``M = M - (1 - mu) P R^T`` on each rank, with mu for ``momentum``: the error feedback.
     6. ``Q = R`` with columns of length 1; a column of zeros keeps that of the last step.
-    7. ``step = sqrt(rows / cols) P Q^T``, without columns of which R is 0.
+    7. ``step = sqrt(rows / cols) P Q^T``, without the columns with an R of 0.
 
     Where the averaged momentum has a rank below r, P has arbitrary columns, which step 7 leaves out: a
     matrix with a momentum of 0 stays where it is.

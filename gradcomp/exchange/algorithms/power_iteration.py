@@ -116,7 +116,7 @@ class Products(ABC):
         replaces it may be 0 in all later steps. So the earlier vector stays instead.
 
         Args:
-            kept: earlier factors, of which the memory may be used again; None where there is none.
+            kept: earlier factors; their memory may be used again; None where there is none.
         """
 
 
