@@ -146,6 +146,8 @@ class Compression(TensorControls, BaseCompression):
     OPTIONS = ("named_parameters", "process_set", "uneven")
     OVERWRITE = True  # Horovod's optimizer replaces gradients by their averages
 
+    _predivide_factor = 1.0  # that the optimizer has from Horovod, or from here
+
     def __init__(
         self,
         config: str | Config,
@@ -158,7 +160,6 @@ class Compression(TensorControls, BaseCompression):
         if named_parameters is None:
             _check_nameless(self.config)
         self._names = ParameterNames(named_parameters)
-        self._predivide_factor = 1.0  # that the optimizer has from Horovod, or from here
         self._begin()
 
     def _begin(self) -> None:
@@ -390,13 +391,13 @@ class Compression(TensorControls, BaseCompression):
         given = getattr(optimizer, "gradient_predivide_factor", self._predivide_factor)
         if given != self._predivide_factor:
             return True
-        halves = self.pipeline.policy.measures or any(
+        halves = self.config.compress.policy == "auto" or any(
             spec.algorithm is None and spec.first_codec.startswith("fp16")
             for spec in self.config.specs
         )
         if getattr(optimizer, "op", None) != hvd.Average or not (self._host_tokens and halves):
             return False
-        factor = 1 / AllReduce.headroom(torch.float16, self.pipeline.world_size)
+        factor = 1 / AllReduce.headroom(torch.float16, self.process_set.size())
         optimizer.gradient_predivide_factor = self._predivide_factor = factor
         return True
 

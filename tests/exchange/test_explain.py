@@ -68,7 +68,7 @@ def test_every_codec_is_explained_with_a_true_size(name: str) -> None:
     assert text.startswith(parse(stage.example).canonical + "\n")
     for part in (stage.summary, stage.paper, stage.nonfinite):
         assert part in text
-    claimed = int(text.rsplit("at most ", 1)[1].split()[0])
+    claimed = int(text.rsplit("size: at most ", 1)[1].split()[0])
     x = np.ones(1_000_000, np.float32)
     codec = get_codec(stage.example)
     sent = codec.encode_payload(x) if "summable" in codec.caps else codec.encode(x)

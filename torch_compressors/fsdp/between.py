@@ -121,12 +121,13 @@ class FSDPCompression(Closing, ShardedControls):
         if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
-        gloo = self._gloo = GlooEngine(exchange_groups(group, 1, timeout), limit, "fsdp_hook")
+        gloo = self._engine = self._gloo = GlooEngine(
+            exchange_groups(group, 1, timeout), limit, "fsdp_hook"
+        )
         self._devices, engine = connect_devices(
             self._pipeline, gloo, group, model.parameters(), timeout
         )
         self._driver = Driver(engine)
-        self._flush = gloo.flush
         self._together = {
             name: list(modules.values())
             for modules in wrapped_together(sharded)
@@ -163,7 +164,7 @@ class FSDPCompression(Closing, ShardedControls):
         if parameters and ends:
             late = LateAverage(name, shard, parameters)
             self._driver.start(name, round_, place=len(self._running))
-            self._flush()
+            self._engine.flush()
             self._running[name] = late
             return
         average = torch.from_numpy(self._driver.run(round_))

@@ -63,7 +63,7 @@ class Sums:
         for name, given in self.given.items():
             held = torch.zeros(MATRIX)
             if name in residuals:
-                held = torch.as_tensor(np.array(residuals[name])).reshape(MATRIX).clone()
+                held = torch.as_tensor(residuals[name]).reshape(MATRIX).clone()
             mean = hvd.allgather(held.reshape(1, *MATRIX)).mean(0)
             lost = float((given - self.applied[name] - mean).norm())
             assert lost <= 1e-4 * float(given.norm()), f"{label}: {name}: {lost} is lost"
@@ -340,7 +340,7 @@ def units_of_fsdp_in_turn() -> None:
                 applied[name] += p.grad.full_tensor()
     residuals = state.state_dict()["residual"]
     for name in names:
-        held = torch.as_tensor(np.array(residuals[name])).reshape(MATRIX)
+        held = torch.as_tensor(residuals[name]).reshape(MATRIX)
         mean = hvd.allgather(held.reshape(1, *MATRIX)).mean(0)
         lost = float((given[name] - applied[name] - mean).norm())
         assert lost < 1e-4 * float(given[name].norm()), f"{name}: {lost} is lost"

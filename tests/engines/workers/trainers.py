@@ -268,24 +268,23 @@ def uneven_data_of_ddp() -> None:
     ranks, own = hvd.size(), hvd.rank()
     steps = [2 + 2 * rank for rank in range(ranks)]
     for spec in ("residual|topk(ratio=0.05)", "powersgd(rank=2,start_step=1)", "fp16"):
-        for divisor in (True, False):
-            training = Training(spec, SHAPES)
-            loopback = Loopback(spec, ranks)
-            optimizer = torch.optim.SGD(training.params.values(), lr=0.1)
-            with training.model.join(divide_by_initial_world_size=divisor):
-                for step in range(steps[own]):
-                    found = training.averages(harness.gradients(training.params, step))
-                    optimizer.step()
-                    of_ranks = [
-                        harness.gradients(training.params, step, rank)
-                        if step < steps[rank]
-                        else {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-                        for rank in range(ranks)
-                    ]
-                    named = {name: [grads[name] for grads in of_ranks] for name in SHAPES}
-                    for name, average in loopback.step(named).items():
-                        check_sum(found[name], average[own], f"{spec} {divisor} {step}: {name}")
-            # The rank with the most data gives its parameters to all.
-            for name, p in training.params.items():
-                check_same_on_all_ranks(p, f"{spec}: {name}")
-            assert set(training.state.state_dict()["rounds"].values()) == {steps[-1]}
+        training = Training(spec, SHAPES)
+        loopback = Loopback(spec, ranks)
+        optimizer = torch.optim.SGD(training.params.values(), lr=0.1)
+        with training.model.join():
+            for step in range(steps[own]):
+                found = training.averages(harness.gradients(training.params, step))
+                optimizer.step()
+                of_ranks = [
+                    harness.gradients(training.params, step, rank)
+                    if step < steps[rank]
+                    else {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+                    for rank in range(ranks)
+                ]
+                named = {name: [grads[name] for grads in of_ranks] for name in SHAPES}
+                for name, average in loopback.step(named).items():
+                    check_sum(found[name], average[own], f"{spec} {step}: {name}")
+        # The rank with the most data gives its parameters to all.
+        for name, p in training.params.items():
+            check_same_on_all_ranks(p, f"{spec}: {name}")
+        assert set(training.state.state_dict()["rounds"].values()) == {steps[-1]}
