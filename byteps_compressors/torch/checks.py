@@ -68,10 +68,10 @@ def spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
         )
     memory = choice.spec.memory
-    if memory is not None and memory.params.get("limit"):
+    if memory is not None and (memory.params.get("limit") or memory.params.get("reset_every")):
         raise ConfigError(
             f"{choice.rule} gives '{name}' the memory '{memory.text}', and BytePS' workers keep no running "
-            "norm of gradients: leave limit out, and clip gradients before optimizer.step()"
+            "norm of gradients and reset no memory: leave limit and reset_every out"
         )
     for row in choice.spec.plugins:
         if row.origin == "python":

@@ -94,10 +94,11 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
     case Kind::kNone:
       return codec.codec->encode(grad, call, out, written);
     case Kind::kResidual: {
-      if (params_->real("limit") != 0) {
+      if (params_->real("limit") != 0 || params_->integer("reset_every") != 0) {
         return {Code::kSpec,
-                "residual(limit=...) keeps a running norm, which this interface has no "
-                "place for: leave limit out"};
+                "residual(limit=...) and residual(reset_every=...) need a running norm and the "
+                "number of the step, which this interface has no "
+                "place for: leave them out"};
       }
       double weight = params_->real("beta");
       if (scales()) {

@@ -20,6 +20,11 @@ StageInfo residual_stage() {
       "a gradient with an L2 norm above limit times the running mean of its tensor's norms is "
       "scaled down to that, so that one spike leaves little behind; 0: never");
   limit.omits_default = true;
+  ParamInfo reset_every = integer_param(
+      "reset_every", "0", 0, std::int64_t{1} << 53,
+      "LoCo's resets: the residual is dropped before each step whose number is a multiple "
+      "of this; 0: never");
+  reset_every.omits_default = true;
   StageInfo stage;
   stage.name = "residual";
   stage.kind = StageKind::kMemory;
@@ -41,6 +46,7 @@ StageInfo residual_stage() {
       residual_lr_param(),
       average,
       limit,
+      reset_every,
   };
   return stage;
 }

@@ -195,8 +195,8 @@ class Residual:
     With ``average`` that share of the residual waits: ``corrected = (1 - average) * beta * residual
     + gamma * grad``; ``residual = average * beta * residual + corrected - decode(sent)``. This is
     LoCo of Xie et al., "LoCo: Low-Bit Communication Adaptor for Large-Scale Model Training"
-    (arXiv:2407.04480): its moving average of errors is ``(1 - average) * residual``. Deviations from
-    LoCo: float32 instead of 8 bits, and no reset.
+    (arXiv:2407.04480): its moving average of errors is ``(1 - average) * residual``. Deviation from
+    LoCo: float32 instead of 8 bits. Its resets are `RankState`'s, which drops the residual.
 
     Args:
         beta, gamma, average: see above.

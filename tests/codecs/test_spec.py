@@ -38,7 +38,7 @@ def test_a_spec_with_a_memory() -> None:
     assert (memory.name, memory.kind, memory.params) == (
         "residual",
         "memory",
-        {"beta": 1.0, "gamma": 2.0, "lr": "ignore", "average": 0.0, "limit": 0.0},
+        {"beta": 1.0, "gamma": 2.0, "lr": "ignore", "average": 0.0, "limit": 0.0, "reset_every": 0},
     )
     assert memory.text == "residual(beta=1.0,gamma=2.0)"
     assert (codec.name, codec.kind) == ("topk", "codec")

@@ -30,7 +30,8 @@ class Sign final : public SignBitCodec {
     double sum = 0;
     for (std::size_t i = 0; i < chunk_count(n); ++i) sum += sums[i];
     const float mean = n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(n));
-    store(out.data(), std::isfinite(mean) ? (scaled_ || n == 0 ? mean : 1.0f) : bits_float(kNanBits));
+    store(out.data(),
+          std::isfinite(mean) ? (scaled_ || n == 0 ? mean : 1.0f) : bits_float(kNanBits));
     *written = max_encoded_size(n);
     return subtract_sent(out, *written, call);
   }
@@ -63,9 +64,8 @@ StageInfo sign_stage() {
   stage.params = {scale};
   stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
     if (params.choice("scale") != "one" || memory == nullptr || !memory->feeds_back) return nullptr;
-    return "error feedback diverges with scale=one, because the values do not follow the "
-           "gradient's "
-           "magnitude: leave out the memory, or scale=one";
+    return "error feedback cannot follow gradients beyond 1 with scale=one, because a step applies "
+           "1 or -1 to each element: leave out the memory, or scale=one";
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Sign>(recipe.params.choice("scale") == "mean");

@@ -142,7 +142,16 @@ class RankState:
     ) -> Sequence[FloatArray]:
         """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
         self.begin_copies(tensor.key.name for tensor in resolved)
+        for tensor in resolved:
+            self._reset(tensor)
         return poisoned(grads) if self.loss_scale.active else grads
+
+    def _reset(self, resolved: Resolved) -> None:
+        """Drop the residual of a tensor before a step in which its memory begins again."""
+        memory = resolved.spec.memory
+        every = memory.params.get("reset_every", 0) if memory is not None else 0
+        if every and self.step(resolved.key.name) % every == 0:
+            self.arrays["residual"].pop(resolved.key.name, None)
 
     def begin_copies(self, names: Iterable[str]) -> None:
         """Copy the state of tensors before a round, if the step may be taken back."""

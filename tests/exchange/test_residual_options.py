@@ -1,4 +1,4 @@
-"""residual(limit=L): what one gradient may leave in the memory."""
+"""residual(limit=L): what one gradient may leave in the memory; residual(reset_every=T)."""
 
 from __future__ import annotations
 
@@ -98,3 +98,18 @@ def test_zeros_and_values_that_are_not_finite_leave_the_mean() -> None:
 def test_a_limit_below_one_is_refused() -> None:
     with pytest.raises(SpecError, match=r"limit=0.5.*at least 1"):
         Loopback("residual(limit=0.5)|sign", 1).step({"w": [gradient(0)]})
+
+
+def test_resets_drop_the_residual() -> None:
+    """As LoCo's: steps after a reset are those of a new job, with other numbers."""
+    job, plain = (
+        Loopback(f"residual({params})|topk(ratio=0.05)", 2)
+        for params in ("reset_every=4", "beta=1")
+    )
+    for step in range(8):
+        grads = [gradient(step), gradient(100 + step)]
+        (average, _), (without, _) = job.step({"w": grads})["w"], plain.step({"w": grads})["w"]
+        assert (average == without).all() == (step < 4)
+        if step % 4 == 0:
+            (first, _) = Loopback("residual|topk(ratio=0.05)", 2).step({"w": grads})["w"]
+            np.testing.assert_array_equal(average, first)
