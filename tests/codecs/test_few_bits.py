@@ -107,7 +107,9 @@ def test_signs_without_a_scale_keep_no_residual_and_show_values_that_are_not_fin
         "sign(scale=one)", np.array([0.1, -0.0, -3e38, 1e-45], np.float32)
     ).tolist() == [*(1.0, 1.0, -1.0, 1.0)]
     assert np.isnan(roundtrip("sign(scale=one)", np.array([1, np.inf], np.float32))).all()
-    with pytest.raises(SpecError, match="error feedback cannot follow gradients beyond 1 with scale=one"):
+    with pytest.raises(
+        SpecError, match="error feedback cannot follow gradients beyond 1 with scale=one"
+    ):
         Loopback("residual|sign(scale=one)", 1)
     Loopback("signum|sign(scale=one)", 1)
 

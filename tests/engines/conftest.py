@@ -26,7 +26,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gloo2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks on Gloo."""
     # hvd.join() comes before Horovod's cache of responses is full: with a full one it crashes later gathers.
-    modules = ["uneven", "replicas", "options", "refusals", "apart", "rounds", "low_rank", "exchange"]
+    modules = [
+        "uneven",
+        "replicas",
+        "options",
+        "refusals",
+        "apart",
+        "rounds",
+        "low_rank",
+        "exchange",
+    ]
     modules += ["dgc", "schedules", "policy", "encoder_thread", "horovod_device", "states:save"]
     return run_cases(modules, 2, "gloo", tmp_path_factory.mktemp("gloo2"), shared)
 

@@ -169,7 +169,9 @@ def test_list_shows_a_stage_in_full(stage: StageInfo) -> None:
 
 
 def test_list_of_an_unknown_stage() -> None:
-    assert "unknown stage 'topkk': did you mean 'topk'? `gradcomp list` shows all" in fail("list", "topkk")
+    assert "unknown stage 'topkk': did you mean 'topk'? `gradcomp list` shows all" in fail(
+        "list", "topkk"
+    )
 
 
 @pytest.mark.parametrize("spec", SPECS)
