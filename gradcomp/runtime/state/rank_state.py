@@ -149,7 +149,8 @@ class RankState:
     def _reset(self, resolved: Resolved) -> None:
         """Drop the residual of a tensor before a step in which its memory begins again."""
         memory = resolved.spec.memory
-        every = memory.params.get("reset_every", 0) if memory is not None else 0
+        params: Mapping[str, Any] = {} if memory is None else memory.params
+        every = params.get("reset_every", 0)
         if every and self.step(resolved.key.name) % every == 0:
             self.arrays["residual"].pop(resolved.key.name, None)
 
