@@ -22,12 +22,18 @@ import torch
 import torch.distributed as dist
 
 from gradcomp import Config
-from gradcomp.adapter_api import AllReduce, Collector, Driver, FloatArray, Pipeline, Round, Route
+from gradcomp.adapter_api import AllReduce, Collector, Driver, FloatArray, Pipeline, Route
 from gradcomp.errors import ConfigError
 from gradcomp_torch.optimizers import check_optional
-from gradcomp_torch.parameters import kinds_of, parameter_bytes, uncompiled
+from gradcomp_torch.parameters import check_real, kinds_of, parameter_bytes, uncompiled
 from gradcomp_torch.rates import rates_of
-from torch_compressors.gloo.engine import Closing, GlooEngine, message_limit
+from torch_compressors.gloo.engine import (
+    SUMMABLE_DTYPES,
+    Closing,
+    GlooEngine,
+    dense_round,
+    message_limit,
+)
 from torch_compressors.gloo.gather import gather_bytes
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.nodes import agreed_ranks_per_node, exchange_groups
@@ -35,9 +41,6 @@ from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.scaler import ScalerControls
 
 __all__ = ["GradientAverager"]
-
-# Dtypes of gradients that are all-reduced in their own dtype; others travel as float32.
-_OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 
 
 class GradientAverager(Closing, ScalerControls):
@@ -58,7 +61,7 @@ class GradientAverager(Closing, ScalerControls):
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: there is no parameter, or the optimizer applies the momentum, too.
+        ConfigError: there is no parameter, one is complex, or the optimizer applies the momentum, too.
         ProtocolError: the ranks run different compression or different models.
     """
 
@@ -79,6 +82,7 @@ class GradientAverager(Closing, ScalerControls):
                 "GradientAverager got no parameter that needs a gradient: give it "
                 "model.named_parameters(), and thaw the parameters before"
             )
+        check_real(self._parameters.items(), "GradientAverager")
         self._optimizer = optimizer
         world = process_group or dist.group.WORLD
         if world is None:
@@ -98,6 +102,7 @@ class GradientAverager(Closing, ScalerControls):
             self._driver,
             self.pipeline,
             shapes,
+            overwrite=True,
             parameters=lambda: parameter_bytes(self._parameters.items()),
         )
 
@@ -111,6 +116,7 @@ class GradientAverager(Closing, ScalerControls):
             ConfigError: a gradient is sparse.
             ProtocolError: another rank does not answer, or is at another step.
         """
+        self._check_dense()
         self._follow_scale()
         if self._optimizer is not None and self.config.scales_lr:
             names = {parameter: name for name, parameter in self._parameters.items()}
@@ -149,36 +155,37 @@ class GradientAverager(Closing, ScalerControls):
         self.average()
         optimizer.step()
 
+    def _check_dense(self) -> None:
+        """Refuse sparse gradients, before anything is sent."""
+        for name, parameter in self._parameters.items():
+            grad = parameter.grad
+            if grad is not None and grad.layout != torch.strided:
+                raise ConfigError(
+                    f"the gradient of '{name}' has the layout {grad.layout}: make the layer's gradient "
+                    "dense, as nn.Embedding(sparse=False) does"
+                )
+
     def _start(self, name: str, parameter: torch.Tensor) -> None:
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if grad.layout != torch.strided:
-            raise ConfigError(
-                f"the gradient of '{name}' has the layout {grad.layout}: make the layer's gradient "
-                "dense, as nn.Embedding(sparse=False) does"
-            )
         resolved = self._collector.resolve(name, tuple(grad.shape))
-        route = self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
+        route = self._collector.route(resolved, sums_dtype=grad.dtype in SUMMABLE_DTYPES)
         if route is Route.DENSE:
             self.pipeline.count_dense(name, grad.nbytes)
             array = grad.detach().cpu().contiguous().reshape(-1).numpy()
-            self._driver.start(name, _dense(name, array))
+            self._driver.start(name, dense_round(name, array))
         else:
             array = grad.detach().to("cpu", torch.float32).contiguous().numpy()
             self._collector.add(resolved, array, grad.nbytes)
 
     def _give(self, parameter: torch.Tensor, average: FloatArray) -> None:
+        result = torch.from_numpy(average).view(parameter.shape)
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(torch.from_numpy(average).view(parameter.shape))
+        if parameter.grad.data_ptr() != result.data_ptr():  # else already in place
+            parameter.grad.copy_(result)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._world)
 
     def _attended(self, call: str) -> AbstractContextManager[None]:
         return naming_the_absent(self._world, call, warns=True)
-
-
-def _dense(name: str, grad: FloatArray) -> Round:
-    """A round of a gradient that travels uncompressed."""
-    average: FloatArray = yield AllReduce(name, grad)
-    return average

@@ -25,14 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp import Config
 from gradcomp.adapter_api import (
-    AllReduce,
     Collector,
     Driver,
     FloatArray,
     Pipeline,
-    Ready,
     Resolved,
-    Round,
     Route,
 )
 from gradcomp.errors import ConfigError, ProtocolError
@@ -44,7 +41,13 @@ from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.staging import computed_by_now
 from torch_compressors.gloo.device_engine import connect_devices, sum_together
-from torch_compressors.gloo.engine import Closing, GlooEngine, message_limit
+from torch_compressors.gloo.engine import (
+    SUMMABLE_DTYPES,
+    Closing,
+    GlooEngine,
+    dense_round,
+    message_limit,
+)
 from torch_compressors.gloo.gather import gather_bytes
 from torch_compressors.gloo.keep_alive import keep
 from torch_compressors.gloo.liveness import naming_the_absent
@@ -56,9 +59,6 @@ from torch_compressors.scaler import ScalerControls
 __all__ = ["DDPCompression", "ddp_hook"]
 
 Hook = Callable[["DDPCompression", GradBucket], torch.futures.Future[torch.Tensor]]
-
-# Dtypes of dense gradients that are all-reduced in their own dtype; others travel as float32.
-_OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 
 
 def ddp_hook(
@@ -324,10 +324,8 @@ class DDPCompression(Closing, ScalerControls):
         """The gradients of a bucket, by name; complex ones as pairs of real numbers."""
         grads = {}
         first = buffer.storage_offset()
-        is_complex = bucket.parameters()[
-            0
-        ].is_complex()  # then the buffer has pairs, and places count these
-        if is_complex:
+        is_complex = bucket.parameters()[0].is_complex()
+        if is_complex:  # the buffer has pairs, and places count these
             buffer = torch.view_as_complex(buffer.view(-1, 2))
         for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
             # A gradient has the memory layout of its parameter; DDP's view is contiguous instead.
@@ -367,7 +365,8 @@ class DDPCompression(Closing, ScalerControls):
     def _start_dense(self, arrived: _Arrived, name: str, grad: FloatArray) -> None:
         """Start the all-reduce of a gradient that travels uncompressed, in its own dtype."""
         self.pipeline.count_dense(name, grad.nbytes)
-        self._driver.start(name, _dense(name, grad, arrived.copies), beside=self._beside)
+        arrives = None if arrived.copies is None else arrived.copies.wait
+        self._driver.start(name, dense_round(name, grad, arrives), beside=self._beside)
 
     def _start_sparse(self, arrived: _Arrived) -> None:
         """Start the all-reduce of a sparse gradient in the model's group, as DDP does without a hook."""
@@ -391,7 +390,7 @@ class DDPCompression(Closing, ScalerControls):
         if self._model.is_complex(name) or grad.is_sparse:
             _check_uncompressed(resolved, "sparse" if grad.is_sparse else "complex")
             return resolved, Route.DENSE
-        return resolved, self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
+        return resolved, self._collector.route(resolved, sums_dtype=grad.dtype in SUMMABLE_DTYPES)
 
     def _launch(self, arrived: _Arrived, device: TensorDevice | None) -> None:
         """Start the work of a GPU on a bucket: kernels, and copies of the other gradients.
@@ -478,14 +477,6 @@ def _check_uncompressed(resolved: Resolved, kind: str) -> None:
             "added: give it a rule with `use: identity`, or make it dense and real, as "
             "nn.Embedding(sparse=False) and torch.view_as_complex do"
         )
-
-
-def _dense(name: str, grad: FloatArray, copies: HostCopies | None) -> Round:
-    """A round of a gradient that travels uncompressed, and may be on its way to the host."""
-    if copies is not None:
-        yield Ready(name, copies.wait)
-    average: FloatArray = yield AllReduce(name, grad, overwrite=True)
-    return average
 
 
 def _fills(parameter: torch.Tensor) -> bool:

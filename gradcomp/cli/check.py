@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
 from collections.abc import Iterable
@@ -61,7 +62,7 @@ def check(
                     {
                         "name": name,
                         "shape": shape,
-                        "pieces": len(pieces_of(name, shape)) if is_cut(shape) else 1,
+                        "pieces": _pieces(name, shape),
                         "rule": chosen.rule,
                         **_schedule_json(chosen),
                     }
@@ -90,8 +91,9 @@ def check(
         table = show.table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:
             text = "\n".join(_phase_text(phase) for phase in chosen.schedule.phases)
-            if is_cut(shape):
-                text += f"\nin {len(pieces_of(name, shape))} pieces"
+            pieces = _pieces(name, shape)
+            if pieces > 1:
+                text += f"\nin {pieces} pieces"
             table.add_row(name, _shape_text(shape), chosen.rule, text)
         show.output("", table)
 
@@ -108,6 +110,11 @@ def _rules(compress: Compress) -> list[tuple[Resolution, Match]]:
         ),
         (default, Match()),
     ]
+
+
+def _pieces(name: str, shape: tuple[int, ...]) -> int:
+    """The number of pieces in which a tensor is averaged."""
+    return len(pieces_of(name, shape)) if is_cut(math.prod(shape)) else 1
 
 
 def _phases(chosen: Resolution) -> list[tuple[SpecPhase, str]]:

@@ -31,9 +31,9 @@ class Piece(NamedTuple):
     end: int
 
 
-def is_cut(shape: tuple[int, ...]) -> bool:
+def is_cut(numel: int) -> bool:
     """Whether a tensor has more elements than a codec takes."""
-    return math.prod(shape) > _core.MAX_NUMEL
+    return numel > _core.MAX_NUMEL
 
 
 def pieces_of(name: str, shape: tuple[int, ...]) -> list[Piece]:

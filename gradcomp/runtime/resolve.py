@@ -71,7 +71,7 @@ class Resolved(NamedTuple):
     @property
     def cut(self) -> bool:
         """Whether the tensor is averaged in pieces, as it has more elements than codecs take."""
-        return is_cut(self.key.shape)
+        return is_cut(self.key.numel)
 
     @property
     def keys(self) -> list[TensorKey]:

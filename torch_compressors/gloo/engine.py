@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -12,7 +12,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllReduce, RankGroup, Request, ranks_text
+from gradcomp.adapter_api import (
+    AllReduce,
+    FloatArray,
+    RankGroup,
+    Ready,
+    Request,
+    Round,
+    ranks_text,
+)
 from gradcomp.errors import ProtocolError, StateError
 from torch_compressors.gloo.groups import LentGroups
 from torch_compressors.gloo.keep_alive import keep
@@ -20,7 +28,10 @@ from torch_compressors.gloo.liveness import Liveness, of_group
 from torch_compressors.gloo.messages import NEVER_SENT, GroupMessages, Part
 from torch_compressors.gloo.sums import FUSED_BYTES, FusedSum, Summand
 
-__all__ = ["Closing", "GlooEngine", "message_limit"]
+__all__ = ["SUMMABLE_DTYPES", "Closing", "GlooEngine", "dense_round", "message_limit"]
+
+SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
+"""Dtypes of dense gradients that are all-reduced in their own dtype; others travel as float32."""
 
 # Bytes of an element, of a tensor and of a message that `message_limit` allows for. Frames of the
 # built-in codecs have at most 4.2 bytes an element besides headers; plug-ins may have more.
@@ -35,6 +46,18 @@ def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
     numels = list(numels)
     elements = min(sum(numels), bucket_bytes // 4 + max(numels, default=0))
     return _ELEMENT * elements + _TENSOR * len(numels) + _MESSAGE
+
+
+def dense_round(name: str, grad: FloatArray, arrives: Callable[[], None] | None = None) -> Round:
+    """A round of a gradient that travels uncompressed; its average overwrites it.
+
+    Args:
+        arrives: waits for elements that are on their way to the host; None: they are there.
+    """
+    if arrives is not None:
+        yield Ready(name, arrives)
+    average: FloatArray = yield AllReduce(name, grad, overwrite=True)
+    return average
 
 
 class GlooEngine:

@@ -220,6 +220,12 @@ def averages_without_a_wrapper_are_those_of_ddp() -> None:
         lambda: GradientAverager(spec, params.items()).optimizer_step(), ConfigError, "no optimizer"
     )
     refused(lambda: GradientAverager(spec, []), ConfigError, "no parameter that needs a gradient")
+    number = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    refused(lambda: GradientAverager(spec, [("z", number)]), ConfigError, "takes real parameters")
+    table = torch.nn.Embedding(100, 64, sparse=True)
+    sparse = GradientAverager("identity", table.named_parameters())
+    table(torch.arange(3)).sum().backward()
+    refused(sparse.average, ConfigError, "'weight' has the layout torch.sparse_coo")
     other = "fp16" if hvd.rank() else "int8"
     refused(lambda: GradientAverager(other, params.items()), ProtocolError, "different compression")
 
