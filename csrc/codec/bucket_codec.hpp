@@ -9,6 +9,7 @@
 #include "base/span.hpp"
 #include "base/status.hpp"
 #include "codec/codec.hpp"
+#include "codec/feedback.hpp"
 
 namespace gradcomp {
 
@@ -43,6 +44,8 @@ struct BucketTensor {
   // plan() reads those of the last step and overwrites them. Empty: no state is kept.
   Span<float> carried = {};
   Span<const float> basis = {};  // BucketCall::basis
+  // Of x, already corrected; nullptr: x is the gradient itself.
+  const Feedback* feedback = nullptr;
 };
 
 // An interface next to Codec, so that codecs may derive from any other base class, too.

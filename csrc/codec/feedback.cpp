@@ -27,6 +27,11 @@ void Feedback::correct_all() const {
   corrected_ = true;
 }
 
+double Feedback::gradient_energy() const {
+  const auto factor = static_cast<double>(corrects_ ? correction_.scale : gamma_);
+  return factor * factor * kernels().sum_squares(grad_, residual_.size());
+}
+
 namespace {
 
 void zero_nonfinite(Span<float> x) {

@@ -39,6 +39,8 @@ class Feedback {
   void correct_all() const;
 
   Span<float> residual() const noexcept { return residual_; }
+  // The sum of squares of the gradient, as it is added to the residual or to the momentum.
+  double gradient_energy() const;
   // nullptr without momentum correction.
   const Correction* correction() const noexcept { return corrects_ ? &correction_ : nullptr; }
   // Whether all elements corrected so far were finite.

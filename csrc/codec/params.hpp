@@ -25,6 +25,8 @@ struct ParamInfo {
   bool min_exclusive = false;  // min itself is refused
   const char* choices = "";    // "a|b", kChoice only
   bool omits_default = false;  // canonical specs leave out the default
+  // A parameter that excludes this one: a spec that has it does not get the default.
+  const char* unless = nullptr;
 
   std::string range_text() const;  // "(0, 1]", "true|false", ...
 };

@@ -117,6 +117,11 @@ struct Kernels {
   // 16 are added pairwise (j and j + 8, then j and j + 4, ...).
   double (*sum_magnitudes)(const float* x, std::size_t n);
   double (*sum_squares)(const float* x, std::size_t n);
+  // The sum of squares of |x| * inverse - magnitude, in that order of summation, for symbols of
+  // CodingKernels::classify(). The top magnitude stands for |x| * inverse + bias, rounded down. All
+  // |x| * inverse are below 2^30.
+  double (*level_error)(const float* x, const std::uint8_t* symbols, std::size_t n, float inverse,
+                        float bias);
 
   // out[i] = random word first + i of a stream (see base/rng.hpp); `first` is a multiple of 4.
   void (*random_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,

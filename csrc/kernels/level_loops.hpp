@@ -3,6 +3,32 @@
 
 #include "kernels/sum_loops.hpp"
 
+GRADCOMP_LEVEL double level_error(const float* x, const std::uint8_t* symbols, std::size_t n,
+                                  float inverse, float bias) {
+  const Words top = broadcast(std::uint32_t{kTopMagnitude});
+  Sums sums;
+  sums.clear();
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (std::size_t part = 0; part < 16 / kWidth; ++part) {
+      const std::size_t at = i + part * kWidth;
+      const Floats size = absolute(load(x + at)) * inverse;
+      const Words symbol = load_bytes(symbols + at) & (std::uint32_t{kClassSymbols} - 1);
+      const Words found = (symbol + 1) >> 1;
+      const Words rounded = max(truncate(size + bias), top);
+      const Floats off = size - to_floats(select(equal(found, top), rounded, found));
+      sums.add(part, off * off);
+    }
+  }
+  PartialSums all;
+  sums.store_to(&all);
+  for (; i < n; ++i) {
+    const float squared = squared_level_error(x[i], symbols[i], inverse, bias);
+    all.add(i, static_cast<double>(squared));
+  }
+  return all.total();
+}
+
 GRADCOMP_LEVEL void quantize_uniform(const float* x, float scale, float top,
                                      const std::uint32_t* noise, std::uint8_t* symbols,
                                      std::size_t n) {

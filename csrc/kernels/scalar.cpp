@@ -115,6 +115,15 @@ double sum_magnitudes(const float* x, std::size_t n) {
   return sums.total();
 }
 
+double level_error(const float* x, const std::uint8_t* symbols, std::size_t n, float inverse,
+                   float bias) {
+  PartialSums sums;
+  for (std::size_t i = 0; i < n; ++i) {
+    sums.add(i, static_cast<double>(squared_level_error(x[i], symbols[i], inverse, bias)));
+  }
+  return sums.total();
+}
+
 double sum_squares(const float* x, std::size_t n) {
   PartialSums sums;
   for (std::size_t i = 0; i < n; ++i) {

@@ -1,8 +1,12 @@
 // The summation order that every level follows.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 
+#include "kernels/contexts.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -21,6 +25,16 @@ struct PartialSums {
     return sums[0];
   }
 };
+
+// Contribution of an element to Kernels::level_error().
+inline float squared_level_error(float x, std::uint8_t symbol, float inverse, float bias) noexcept {
+  const float size = std::fabs(x) * inverse;
+  const int found = (symbol % static_cast<int>(kClassSymbols) + 1) / 2;
+  const int top = static_cast<int>(kTopMagnitude);
+  const int level = found < top ? found : std::max(static_cast<int>(size + bias), top);
+  const float off = size - static_cast<float>(level);
+  return off * off;
+}
 
 // Contribution of an element to SignedSums. Comparisons are as in minpd and maxpd, which propagate
 // NaN.

@@ -13,7 +13,7 @@
   X(ternarize) X(natural_encode) X(natural_decode) X(natural_add) \
   X(dynamic8_encode) X(dynamic8_decode) X(dynamic8_add) X(f32_to_zigzag) \
   X(f32_to_natural_zigzag) X(zigzag_to_f32) X(zigzag_add) X(flip_signs) X(hadamard) \
-  X(quantize_uniform) X(quantize_centroids) X(look_up) X(draw_words) X(choose_places) \
+  X(level_error) X(quantize_uniform) X(quantize_centroids) X(look_up) X(draw_words) X(choose_places) \
   X(fixed_encode) X(fixed_decode) X(fixed_count) X(crc32c) X(coding) X(polar) X(linalg)
 // clang-format on
 

@@ -484,6 +484,11 @@ class Parser {
       }
     }
     for (const ParamInfo& param : stage->info->params) {
+      if (param.unless != nullptr && stage->params.has(param.unless)) {
+        if (!stage->params.has(param.name)) continue;
+        return error(pos, quoted(stage->info->name) + " takes either " + quoted(param.name) +
+                              " or " + quoted(param.unless) + ", not both");
+      }
       if (param.default_text == nullptr || stage->params.has(param.name)) continue;
       Parser defaults{std::string_view(param.default_text)};
       Value value;

@@ -60,7 +60,8 @@ Status find_plans(Span<const EncodeItem> items, Span<BucketCall> calls,
       done[i] = true;
       if (items[i].feedback != nullptr) items[i].feedback->correct_all();
       bucket.push_back(i);
-      tensors.push_back({items[i].x, items[i].cols, items[i].carried, items[i].basis});
+      tensors.push_back(
+          {items[i].x, items[i].cols, items[i].carried, items[i].basis, items[i].feedback});
     }
     std::vector<std::uint64_t> found(bucket.size());
     Call call;

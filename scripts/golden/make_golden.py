@@ -141,6 +141,8 @@ SPECS = {
         "adaptive(rate=0.25)",
         "adaptive(rate=2)",
         "adaptive(rate=1,rank=2)",
+        "adaptive(error=0.1)",
+        "adaptive(error=0.3,max_rate=0.5,min_rate=0.1,rank=1)",
         "adaptive(rate=2,coder=polar)",
         "adaptive(rate=4,rank=2,coder=polar)",
         "adaptive(rate=1,preset=basis)",

@@ -101,6 +101,7 @@ MOST_LAG = {
     "adaptive(rate=0.25)": CODED,
     "adaptive(rate=0.25,preset=basis)": CODED,
     "adaptive(rate=0.25,rank=0)": CODED,
+    "adaptive(error=0.1)": CODED,
 }
 
 # An element's value does not depend on the other elements that are sent.
@@ -146,6 +147,7 @@ FORGETS_OUTLIERS = [
     "inceptionn",
     "adaptive(rate=0.25)",
     "adaptive(rate=0.25,preset=basis)",
+    "adaptive(error=0.1)",
 ]
 
 

@@ -245,6 +245,10 @@ TEST_CASE("every level equals the scalar one bit for bit") {
       const Moments moments = level.moments(f.data(), n);
       CHECK(moments.sum == scalar.moments(f.data(), n).sum);
       CHECK(moments.squares == scalar.sum_squares(f.data(), n));
+      for (float inverse : {0.3f, 1.0f, 40.0f}) {
+        const double error = level.level_error(f.data(), bytes, n, inverse, 0.41f);
+        CHECK(error == scalar.level_error(f.data(), bytes, n, inverse, 0.41f));
+      }
       const SignedSums sums = level.sum_by_sign(f.data(), n);
       CHECK(sums.negative == scalar.sum_by_sign(f.data(), n).negative);
       CHECK(sums.others == scalar.sum_by_sign(f.data(), n).others);

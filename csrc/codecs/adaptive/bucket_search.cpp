@@ -12,8 +12,9 @@
 namespace gradcomp {
 namespace {
 
-// Tolerance of the rate, and calls of a search that quantizes all elements.
+// Tolerance of the rate and of an error, and calls of a search that quantizes all elements.
 constexpr double kTolerance = 0.02;
+constexpr double kErrorTolerance = 0.05;
 constexpr int kMaxPasses = 12;
 // Calls of a search on samples, and its tolerance in begin(), first and with ranks, and in
 // resume().
@@ -26,8 +27,10 @@ constexpr double kPromiseTolerance = 0.004;
 // rarely changes a rank.
 constexpr int kRounds = 7;
 constexpr float kSettled = 0.04f;
+// Samples of less than one in so many elements are worth passes over them before those over all.
+constexpr std::size_t kSparse = 8;
 // resume() takes the low-rank parts out again at most so often, while their factors' step does not
-// suit the rest.
+// suit the rest; without such samples once.
 constexpr int kRetakes = 3;
 // Where the factors take more bytes than expected, their step grows by this factor, at most so
 // often.
@@ -41,6 +44,12 @@ constexpr float kLeastStep = 0x1p-100f;
 
 // A step that takes less than this part of the bytes asked leaves room for send_part().
 constexpr double kUnused = 0.9;
+// A step that leaves more than 1 / kFar of the error wanted gives way to a finer one.
+constexpr double kFar = 0.5;
+// First guess of the error by the step; it falls more slowly than with the square, as the dead zone
+// holds most elements.
+constexpr double kErrorSlope = 1.2;
+constexpr double kMostValue = 1e30;
 
 // Bytes by the step: at high rates each halving of the step takes a bit more for each element; at
 // low ones there is less left outside of the dead zone.
@@ -52,6 +61,14 @@ Status out_of_memory() { return capacity_error("out of memory while encoding"); 
 
 }  // namespace
 
+double SearchGoal::value(double bytes, double squared_error, bool zero) const {
+  if (error <= 0) return bytes;
+  double value = squared_error > 0 ? std::min(error / squared_error, kMostValue) : kMostValue;
+  if (zero) value = std::min(value, 1.0);
+  if (least > 0) value = std::min(value, bytes / least);
+  return std::max(value, bytes / most);
+}
+
 void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float largest) {
   const MatrixShape& shape = plan->quantized.shape();
   largest_ = std::max(largest_, largest);
@@ -59,9 +76,9 @@ void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float large
       {&options_, plan, tensor, LearnedBasis::of(tensor->basis, shape.rows, shape.cols)});
 }
 
-Status BucketSearch::run(double target, Scratch& scratch) {
-  target_ = target;
-  slope_ = first_slope(target, elements_);
+Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
+  goal_ = goal;
+  slope_ = goal.error > 0 ? kErrorSlope : first_slope(goal.most, elements_);
   ranked_ = largest_ <= kLargest && largest_ >= 1 / kLargest;
   if (!ranked_) {
     for (Candidate& one : candidates_) one.learned = {};
@@ -133,26 +150,27 @@ Status BucketSearch::begin(Scratch& scratch) {
     const bool learns = !one.tensor->basis.empty() && one.learned.rank == 0;
     one.carried.due = static_cast<float>(learns ? 1 : 1 + i % one.period());
   }
-  step_ = find_step(std::sqrt(squares / elements_), least_step_, target_, kFirstTolerance,
-                    kSamplePasses, &slope_, [&](float step) { return sample_bytes(step); })
+  step_ = find_step(std::sqrt(squares / elements_), least_step_, goal_.target(), kFirstTolerance,
+                    kSamplePasses, &slope_, [&](float step) { return sample_value(step); })
               .step;
   if (any_directions) choose_ranks();
   return {};
 }
 
 void BucketSearch::choose_ranks() {
-  // Infinite where even that step takes too many bytes, as factors alone may.
-  const auto error = [&](float step) {
-    double sum = sample_bytes(step) > (1 + kTolerance) * target_
-                     ? std::numeric_limits<double>::infinity()
-                     : 0;
-    for (const Candidate& one : candidates_) sum += one.sample_error(step);
-    return sum;
+  const auto first_step = static_cast<double>(step_);
+  // The error; with a wanted error plus what its bytes are worth. Infinite where even that step
+  // takes too many bytes, as factors alone may.
+  const auto cost = [&](float step) {
+    sample_value(step);
+    if (overspent()) return std::numeric_limits<double>::infinity();
+    const double bytes_worth =
+        goal_.error > 0 ? 8 * kBitWorth * bytes_ * first_step * first_step : 0;
+    return sample_error(step) + bytes_worth;
   };
   // The best ranks depend on the step, and the step on the ranks, so both are chosen in turn.
-  double least_error = options_.rank == SearchOptions::kAuto
-                           ? error(step_)
-                           : std::numeric_limits<double>::infinity();
+  double least_cost =
+      options_.rank == SearchOptions::kAuto ? cost(step_) : std::numeric_limits<double>::infinity();
   std::vector<RankChoice> best(candidates_.size());
   for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates_[i].choice;
   float trial = step_;
@@ -162,13 +180,13 @@ void BucketSearch::choose_ranks() {
     for (Candidate& one : candidates_) one.choose_rank(first, trial);
     first = false;
     const float solved =
-        find_step(static_cast<double>(trial), least_step_, target_, kRankTolerance, kSamplePasses,
-                  &slope_, [&](float step) { return sample_bytes(step); })
+        find_step(static_cast<double>(trial), least_step_, goal_.target(), kRankTolerance,
+                  kSamplePasses, &slope_, [&](float step) { return sample_value(step); })
             .step;
-    const double now = error(solved);
+    const double now = cost(solved);
     const bool affordable = std::isfinite(now);
-    if (now < least_error) {
-      least_error = now;
+    if (now < least_cost) {
+      least_cost = now;
       step_ = solved;
       for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates_[i].choice;
     }
@@ -194,23 +212,23 @@ Status BucketSearch::resume(Scratch& scratch) {
     GRADCOMP_TRY(one.take_sample(tried ? most : directions, scratch));
   }
   const CarriedState& carried = candidates_.front().carried;
-  const double promise = target_ / static_cast<double>(carried.gain);
-  // Samples that are all of the bucket promise exactly what settle() finds.
-  const bool exact = std::all_of(candidates_.begin(), candidates_.end(),
-                                 [](const Candidate& one) { return one.complete(); });
-  const double tolerance = exact ? kTolerance : kPromiseTolerance;
+  const double promise = goal_.target() / static_cast<double>(carried.gain);
   const auto carried_step = static_cast<double>(carried.step);
-  auto step = static_cast<float>(std::max(carried_step * root_mean_square(), least_step_));
+  auto step = static_cast<float>(std::max(carried_step * unit(), least_step_));
+  const int retakes = sparse() ? kRetakes : 1;
   for (int round = 0;; ++round) {
     for (Candidate& one : candidates_) {
       one.choice.factor_step = short_float(static_cast<double>(step * one.carried.factor_step));
     }
     GRADCOMP_TRY(take_out(scratch));
-    step_ = find_step(static_cast<double>(step), least_step_, promise, tolerance, kSamplePasses,
-                      &slope_, [&](float at) { return promised_bytes(at); })
-                .step;
+    step_ = step;
+    const StepSearch found =
+        sparse() ? find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
+                             kSamplePasses, &slope_, [&](float at) { return promised_value(at); })
+                 : full_search();
+    step_ = found.step;
     const float change = std::max(step_, step) / std::min(step_, step);
-    if (round == kRetakes || change < kCoarser || !any_pairs()) return {};
+    if (round == retakes || change < kCoarser || !any_pairs()) return {};
     // Finer factors make a coarser rest, and the other way round: the next step is the mean of
     // both.
     step = static_cast<float>(std::sqrt(static_cast<double>(step * step_)));
@@ -240,9 +258,8 @@ Status BucketSearch::take_out(Scratch& scratch) {
 Status BucketSearch::settle(bool* resumed, StepSearch* found, Scratch& scratch) {
   for (int coarser = 0; coarser <= kMaxCoarser;) {
     if (!*resumed) GRADCOMP_TRY(take_out(scratch));
-    *found = find_step(static_cast<double>(step_), least_step_, target_, kTolerance, kMaxPasses,
-                       &slope_, [&](float step) { return bytes(step); });
-    if (!any_pairs() || found->value <= (1 + kTolerance) * target_) break;
+    *found = full_search();
+    if (!any_pairs() || !overspent()) break;
     if (*resumed) {
       *resumed = false;
       GRADCOMP_TRY(begin(scratch));
@@ -258,14 +275,32 @@ Status BucketSearch::settle(bool* resumed, StepSearch* found, Scratch& scratch) 
   *resumed = false;
   for (Candidate& one : candidates_) one.choice.rank = 0;
   GRADCOMP_TRY(take_out(scratch));
-  *found = find_step(static_cast<double>(step_), least_step_, target_, kTolerance, kMaxPasses,
-                     &slope_, [&](float step) { return bytes(step); });
+  *found = full_search();
   return {};
 }
 
+StepSearch BucketSearch::full_search() {
+  const double tolerance = goal_.error > 0 ? kErrorTolerance : kTolerance;
+  const StepSearch found =
+      find_step(static_cast<double>(step_), least_step_, goal_.target(), tolerance, kMaxPasses,
+                &slope_, [&](float step) { return value(step); });
+  // The last pass may have been another step's.
+  bytes_ = goal_.error > 0 ? bytes(found.step) : found.value;
+  return found;
+}
+
 Status BucketSearch::send_part(StepSearch* found, bool* part, Scratch& scratch) {
-  *part = found->too_low > 0 && found->value < kUnused * target_;
-  if (!*part) return {};
+  *part = false;
+  if (!(found->too_low > 0)) return {};
+  if (goal_.error > 0) {
+    if (found->value >= kFar) return {};
+    found->value = value(found->too_low);
+    found->step = found->too_low;
+    if (!overspent()) return {};
+  } else if (found->value >= kUnused * goal_.most) {
+    return {};
+  }
+  *part = true;
   std::size_t all = 0;
   std::vector<const float*> rests;
   for (const Candidate& one : candidates_) {
@@ -293,15 +328,15 @@ Status BucketSearch::send_part(StepSearch* found, bool* part, Scratch& scratch) 
   std::size_t fits = 0;
   for (std::size_t too_many = all; too_many - fits > 1;) {
     const std::size_t middle = fits + (too_many - fits) / 2;
-    (bytes_of_first(middle) <= target_ ? fits : too_many) = middle;
+    (bytes_of_first(middle) <= goal_.most ? fits : too_many) = middle;
   }
   found->value = bytes_of_first(fits);
   return {};
 }
 
 Status BucketSearch::store(bool resumed, const StepSearch& found, Scratch& scratch) {
-  const double promised = promised_bytes(found.step);
-  const auto step = static_cast<float>(static_cast<double>(found.step) / root_mean_square());
+  const double gain = sparse() ? found.value / promised_value(found.step) : 1;
+  const auto step = static_cast<float>(static_cast<double>(found.step) / unit());
   for (Candidate& one : candidates_) {
     CarriedState& carried = one.carried;
     if (resumed && --carried.due < 1) {
@@ -316,7 +351,7 @@ Status BucketSearch::store(bool resumed, const StepSearch& found, Scratch& scrat
     carried.step = step;
     const auto rank = static_cast<float>(one.choice.rank);
     carried.rank = one.turned ? -1 - rank : rank;
-    carried.gain = static_cast<float>(found.value / promised);
+    carried.gain = static_cast<float>(gain);
     carried.store(one.tensor->carried);
   }
   return {};
@@ -332,18 +367,19 @@ void BucketSearch::place_points(const StepSearch& levels) {
     const auto squared = static_cast<double>(levels.step) * static_cast<double>(levels.step);
     return error + 8 * kBitWorth * squared * found.value;
   };
-  const auto missed = [&] { return std::fabs(found.value / target_ - 1) > kTolerance; };
+  const auto missed = [&] { return std::fabs(found.value / goal_.most - 1) > kTolerance; };
   const double without = cost();
   groups = kAllGroups;
-  found = find_step(static_cast<double>(levels.step), least_step_, target_, kTolerance, kMaxPasses,
-                    &slope_, bytes);
+  found = find_step(static_cast<double>(levels.step), least_step_, goal_.most, kTolerance,
+                    kMaxPasses, &slope_, bytes);
   if (found.too_low > 0 && missed()) {
     // Many groups change from levels to points at the same step: then only some of them may.
     found.step = found.too_low;
     for (int fewest = 1, most = kAllGroups; fewest < most && missed();) {
       groups = static_cast<std::uint8_t>((fewest + most) / 2);
       found.value = bytes(found.step);
-      (found.value < target_ ? fewest : most) = groups + (found.value < target_ ? 1 : 0);
+      const bool more = found.value < goal_.most;
+      (more ? fewest : most) = groups + (more ? 1 : 0);
     }
   }
   if (missed() || cost() > without) {
@@ -356,9 +392,17 @@ void BucketSearch::place_points(const StepSearch& levels) {
   }
 }
 
-double BucketSearch::sample_bytes(float step) {
+bool BucketSearch::overspent() const { return bytes_ > (1 + kTolerance) * goal_.most; }
+
+double BucketSearch::sample_value(float step) {
+  bytes_ = 0;
+  for (Candidate& one : candidates_) bytes_ += one.sample_bytes(step);
+  return goal_.value(bytes_, goal_.error > 0 ? sample_error(step) : 0, zero_levels());
+}
+
+double BucketSearch::sample_error(float step) const {
   double sum = 0;
-  for (Candidate& one : candidates_) sum += one.sample_bytes(step);
+  for (const Candidate& one : candidates_) sum += one.sample_error(step);
   return sum;
 }
 
@@ -366,6 +410,15 @@ double BucketSearch::bytes(float step) {
   double sum = 0;
   for (Candidate& one : candidates_) sum += one.bytes(step);
   return sum;
+}
+
+double BucketSearch::value(float step) {
+  bytes_ = bytes(step);
+  double error = 0;
+  if (goal_.error > 0) {
+    for (const Candidate& one : candidates_) error += one.error(step);
+  }
+  return goal_.value(bytes_, error, zero_levels());
 }
 
 double BucketSearch::bytes_with_points(float step, std::uint8_t groups, double* error) {
@@ -381,12 +434,15 @@ double BucketSearch::bytes_with_points(float step, std::uint8_t groups, double* 
   return sum;
 }
 
-double BucketSearch::promised_bytes(float step) {
-  double sum = 0;
+double BucketSearch::promised_value(float step) {
+  bytes_ = 0;
+  double error = 0;
   for (Candidate& one : candidates_) {
-    sum += one.complete() ? one.bytes(step) : one.sample_bytes(step);
+    const bool complete = one.complete();
+    bytes_ += complete ? one.bytes(step) : one.sample_bytes(step);
+    if (goal_.error > 0) error += complete ? one.error(step) : one.sample_error(step);
   }
-  return sum;
+  return goal_.value(bytes_, error, zero_levels());
 }
 
 double BucketSearch::root_mean_square() const {
@@ -395,6 +451,21 @@ double BucketSearch::root_mean_square() const {
     sum += one.scale * kernels().sum_squares(one.rows.x.data(), one.rows.x.size());
   }
   return std::sqrt(sum / elements_);
+}
+
+bool BucketSearch::zero_levels() const {
+  return std::all_of(candidates_.begin(), candidates_.end(),
+                     [](const Candidate& one) { return one.zero_levels; });
+}
+
+double BucketSearch::unit() const {
+  return goal_.error > 0 ? std::sqrt(goal_.error / elements_) : root_mean_square();
+}
+
+bool BucketSearch::sparse() const {
+  std::size_t sampled = 0;
+  for (const Candidate& one : candidates_) sampled += one.rows.x.size();
+  return static_cast<double>(sampled * kSparse) < elements_;
 }
 
 bool BucketSearch::all_zero() const {

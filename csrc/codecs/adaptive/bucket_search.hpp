@@ -13,6 +13,18 @@
 
 namespace gradcomp {
 
+// What the tensors of a bucket are to reach together.
+struct SearchGoal {
+  double most = 0;   // bytes; without an error exactly as many
+  double error = 0;  // squared error, within the bytes allowed; 0: none
+  double least = 0;  // bytes, if there is an error; fewer only if all elements become 0
+
+  // The quantity to search by: falls as the step grows, and is target() at the step wanted. `zero`:
+  // all levels are 0, so that no step leaves a greater error than the pairs do.
+  double value(double bytes, double squared_error, bool zero) const;
+  double target() const { return error > 0 ? 1 : most; }
+};
+
 class BucketSearch {
  public:
   explicit BucketSearch(const SearchOptions& options) : options_(options) {}
@@ -24,8 +36,8 @@ class BucketSearch {
   void add(TensorPlan* plan, const BucketTensor* tensor, float largest);
   bool empty() const { return candidates_.empty(); }
 
-  // Makes the plans of all tensors that were added, which take `target` bytes together.
-  Status run(double target, Scratch& scratch);
+  // Makes the plans of all tensors that were added, for this goal.
+  Status run(const SearchGoal& goal, Scratch& scratch);
 
  private:
   // Whether all carried states can be used.
@@ -52,17 +64,32 @@ class BucketSearch {
   // that costs less.
   void place_points(const StepSearch& levels);
 
-  // Sums over all candidates; see there.
-  double sample_bytes(float step);
+  // Whether the bytes of the last value are too many.
+  bool overspent() const;
+
+  // The step of the goal, with all elements quantized.
+  StepSearch full_search();
+
+  // Whether all levels of the last bytes are 0.
+  bool zero_levels() const;
+
+  // Sums over all candidates; see there. value() and sample_value() are those of the goal.
+  double sample_error(float step) const;
+  double sample_value(float step);
   double bytes(float step);
+  double value(float step);
   // As bytes(), with points in up to `groups` of 255 groups; also finds the squared error.
   double bytes_with_points(float step, std::uint8_t groups, double* error);
-  // Bytes estimated from samples of the rest, or from all elements of a tensor if the sample is the
-  // whole tensor.
-  double promised_bytes(float step);
+  // The goal's value estimated from samples of the rest, or from all elements of a tensor if the
+  // sample is the whole tensor.
+  double promised_value(float step);
   // The elements' root mean square, from samples.
   double root_mean_square() const;
-  // Whether all elements would be decoded as 0, at the step of the last call of bytes().
+  // Unit of CarriedState::step.
+  double unit() const;
+  // Whether samples have few elements of the bucket.
+  bool sparse() const;
+  // Whether all elements would be decoded as 0, at the step of the last call of value().
   bool all_zero() const;
   bool any_pairs() const;
   bool any_carried() const;
@@ -70,7 +97,8 @@ class BucketSearch {
   const SearchOptions& options_;
   std::vector<Candidate> candidates_;
   double elements_ = 0;
-  double target_ = 0;      // bytes
+  SearchGoal goal_;
+  double bytes_ = 0;       // of the last value
   double slope_ = 1;       // see find_step()
   float largest_ = 0;      // magnitude
   double least_step_ = 0;  // below, a magnitude could be too large for the code

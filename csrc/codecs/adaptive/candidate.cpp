@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "base/bytes.hpp"
@@ -165,6 +166,7 @@ void Candidate::sample_rest() {
 
 double Candidate::sample_bits(const Quantized& of, float step) {
   const SymbolCounts counted = of.quantize(step, symbols.data());
+  zero_levels = of.zero_levels(counted);
   return FrequencyTables::best(counted.counts).bits(counted.counts) + counted.excess;
 }
 
@@ -177,8 +179,21 @@ double Candidate::sample_error(float step) const {
          error_of(sample.rest(), symbols.data(), sample.shape().size(), step);
 }
 
+double Candidate::error(float step) const {
+  const std::size_t bands = shape().bands();
+  std::vector<double> errors(bands);
+  shape().for_bands([&](std::size_t b) {
+    const std::size_t at = shape().band_begin(b) * shape().cols;
+    const std::size_t count = shape().rows_of_band(b) * shape().cols;
+    errors[b] = error_of(plan->quantized.rest() + at, plan->symbols + at, count, step);
+  });
+  const double sum = std::accumulate(errors.begin(), errors.end(), 0.0);
+  return static_cast<double>(step) * static_cast<double>(step) * sum;
+}
+
 double Candidate::bytes(float step) {
   plan->quantize(step);
+  zero_levels = plan->quantized.zero_levels(plan->counted);
   FrequencyTables tables;
   const double bytes = plan->quantized.finish(plan->counted, &tables);
   // With coder=polar a byte says that there are no points.

@@ -45,7 +45,8 @@ struct Candidate {
   std::vector<float> rest = {};
   Quantized sample{nullptr, {}};
   std::vector<std::uint8_t> symbols = {};
-  double factor_bytes = 0;  // of the whole tensor
+  double factor_bytes = 0;   // of the whole tensor
+  bool zero_levels = false;  // whether all levels of the last bytes() or sample_bytes() are 0
 
   const MatrixShape& shape() const { return plan->quantized.shape(); }
   // Whether the sample is all of the tensor.
@@ -79,6 +80,8 @@ struct Candidate {
   double sample_error(float step) const;
   // Bytes of the payload at a step, with all elements quantized, as levels.
   double bytes(float step);
+  // The squared error of all elements at the step of the last call of bytes().
+  double error(float step) const;
 
  private:
   std::vector<std::size_t> ranks(bool all) const;

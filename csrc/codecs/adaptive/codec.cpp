@@ -41,8 +41,34 @@ struct BucketPlans final : public BucketWork {
   }
 };
 
+constexpr double kMostRate = 4;
+
 bool chosen(const Recipe& recipe, const char* param, const char* value) {
   return recipe.params.has(param) && recipe.params.choice(param) == value;
+}
+
+double given(const Recipe& recipe, const char* param, double otherwise) {
+  return recipe.params.has(param) ? recipe.params.real(param) : otherwise;
+}
+
+RateTarget rate_target(const Recipe& recipe) {
+  const double rate = given(recipe, "rate", kMostRate);
+  return {given(recipe, "max_rate", rate), given(recipe, "error", 0), given(recipe, "min_rate", 0)};
+}
+
+const char* refuse(const Params& params, const StageInfo*) {
+  const bool bounded = params.has("min_rate") || params.has("max_rate");
+  if (!params.has("error")) {
+    return bounded ? "min_rate and max_rate are bounds of a spec with error" : nullptr;
+  }
+  if (params.has("coder") && params.choice("coder") == "polar") {
+    return "coder=polar needs a rate, not an error";
+  }
+  const double most = params.has("max_rate") ? params.real("max_rate") : kMostRate;
+  if (params.has("min_rate") && params.real("min_rate") > most) {
+    return "min_rate is above max_rate";
+  }
+  return nullptr;
 }
 
 SearchOptions search_options(const Recipe& recipe) {
@@ -56,7 +82,8 @@ class Adaptive final : public Codec, public BucketCodec {
   explicit Adaptive(const Recipe& recipe)
       : points_(chosen(recipe, "coder", "polar")),
         learns_(chosen(recipe, "preset", "basis")),
-        control_(recipe.params.real("rate"), search_options(recipe)) {}
+        averages_(recipe.params.has("error")),
+        control_(rate_target(recipe), search_options(recipe)) {}
 
   Caps caps() const noexcept override {
     Caps caps;
@@ -82,7 +109,9 @@ class Adaptive final : public Codec, public BucketCodec {
     return {};
   }
 
-  std::size_t carried() const noexcept override { return CarriedState::kNumbers; }
+  std::size_t carried() const noexcept override {
+    return CarriedState::kNumbers + (averages_ ? EnergyMean::kNumbers : 0);
+  }
 
   std::size_t basis_size(std::size_t n, std::size_t cols) const noexcept override {
     if (!learns_ || n < kMinAdaptive) return 0;
@@ -149,8 +178,9 @@ class Adaptive final : public Codec, public BucketCodec {
   }
 
  private:
-  bool points_;  // coder=polar
-  bool learns_;  // preset=basis
+  bool points_;    // coder=polar
+  bool learns_;    // preset=basis
+  bool averages_;  // with an error: carries mean energies
   RateControl control_;
 };
 
@@ -170,10 +200,20 @@ StageInfo adaptive_stage() {
   stage.nonfinite =
       "a NaN or Inf makes the whole tensor NaN; tensors of fewer than 64 elements keep it";
   stage.example = "adaptive(rate=0.25)";
+  ParamInfo rate = real_param(
+      "rate", "0.25", 0.02, kMostRate,
+      "bits per element of a bucket on the wire, within 3 %, all included, where frames alone do "
+      "not take more than half of it");
+  rate.unless = "error";
   stage.params = {
-      real_param("rate", "0.25", 0.02, 4,
-                 "bits per element of a bucket on the wire, within 3 %, all included, where frames "
-                 "alone do not take more than half of it"),
+      rate,
+      real_param("error", nullptr, 0.001, 0.9,
+                 "instead of a rate: the part of the gradients' mean energy that may stay unsent "
+                 "in a bucket"),
+      real_param("min_rate", nullptr, 0.02, kMostRate,
+                 "with error: at least so many bits per element"),
+      real_param("max_rate", nullptr, 0.02, kMostRate,
+                 "with error: at most so many bits per element; without: 4"),
       choice_param("rank", "auto", "auto|0|1|2|4|8|16",
                    "pairs of vectors; auto: what costs least, for each tensor"),
       // Without a default, so that specs without it, and their hashes in frames, are what they were
@@ -186,6 +226,7 @@ StageInfo adaptive_stage() {
           "basis: all ranks keep directions of past averages, and see gradients from them; "
           "without state (Codec.encode, BytePS, gossip) and without: default"),
   };
+  stage.refuse = refuse;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Adaptive>(recipe);
   };

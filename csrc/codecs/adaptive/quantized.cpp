@@ -49,25 +49,7 @@ void add_counts(const std::uint8_t* symbols, std::size_t n, std::uint64_t* count
 }
 
 double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, float step) {
-  constexpr std::size_t kParts = 8;  // sums side by side, so that the loop can be vectorised
-  const float inverse = 1 / step;
-  double sums[kParts] = {};
-  const auto add = [&](std::size_t i, std::size_t part) {
-    const float size = std::fabs(x[i]) * inverse;
-    const int magnitude = (symbols[i] % static_cast<int>(kClassSymbols) + 1) / 2;
-    const int rounded = std::max(static_cast<int>(size + kBias), static_cast<int>(kTopMagnitude));
-    const int level = magnitude < static_cast<int>(kTopMagnitude) ? magnitude : rounded;
-    const float off = size - static_cast<float>(level);
-    sums[part] += static_cast<double>(off * off);
-  };
-  std::size_t i = 0;
-  for (; i + kParts <= n; i += kParts) {
-    for (std::size_t part = 0; part < kParts; ++part) add(i + part, part);
-  }
-  for (; i < n; ++i) add(i, 0);
-  double sum = 0;
-  for (const double part : sums) sum += part;
-  return sum;
+  return kernels().level_error(x, symbols, n, 1 / step, kBias);
 }
 
 DeadZone dead_zone(float step) {
@@ -137,14 +119,18 @@ SymbolCounts Quantized::quantize(float step, std::uint8_t* symbols) const {
   return counted;
 }
 
+bool Quantized::zero_levels(const SymbolCounts& counted) const {
+  return count_zeros(counted.counts) == shape_.size();
+}
+
 bool Quantized::all_zero(const SymbolCounts& counted) const {
   const std::vector<float>& p = low_rank_.p.values;
-  return count_zeros(counted.counts) == shape_.size() &&
+  return zero_levels(counted) &&
          std::all_of(p.begin(), p.end(), [](float value) { return value == 0; });
 }
 
 double Quantized::finish(const SymbolCounts& counted, FrequencyTables* tables) const {
-  if (count_zeros(counted.counts) == shape_.size() && low_rank_.rank == 0) return 1;
+  if (zero_levels(counted) && low_rank_.rank == 0) return 1;
   std::uint64_t counts[kSymbols];
   for (std::size_t s = 0; s < kSymbols; ++s) counts[s] = counted.counts[s] + factor_counts_[s];
   *tables = FrequencyTables::best(counts);

@@ -44,6 +44,8 @@ class Quantized {
   // Finds the tables for these symbols and the factors'. Returns the approximate bytes of the
   // payload; 1 if all elements are 0.
   double finish(const SymbolCounts& counted, FrequencyTables* tables) const;
+  // Whether all levels are 0.
+  bool zero_levels(const SymbolCounts& counted) const;
   // Whether all elements are decoded as 0.
   bool all_zero(const SymbolCounts& counted) const;
   // The number of rANS states for a payload of this many bytes.

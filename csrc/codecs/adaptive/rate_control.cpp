@@ -6,6 +6,7 @@
 #include "base/bytes.hpp"
 #include "codec/frame_layout.hpp"
 #include "codecs/adaptive/bucket_search.hpp"
+#include "codecs/adaptive/carried_state.hpp"
 #include "codecs/adaptive/payload.hpp"
 #include "kernels/kernels.hpp"
 
@@ -24,7 +25,9 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
                          std::vector<TensorPlan>* plans) const {
   plans->assign(tensors.size(), {});
   BucketSearch search(options_);
-  double fixed = 0;  // bytes that do not depend on the step
+  double fixed = 0;        // bytes that do not depend on the step
+  double energy = 0;       // with an error: of the elements to search for
+  double mean_energy = 0;  // of their gradients
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Span<const float> x = tensors[i].x;
     TensorPlan& plan = (*plans)[i];
@@ -42,10 +45,25 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
       continue;
     }
     search.add(&plan, &tensors[i], bits_float(bits));
+    if (target_.error == 0) continue;
+    const double squares = kernels().sum_squares(x.data(), x.size());
+    const Feedback* const feedback = tensors[i].feedback;
+    const double of_gradient = feedback == nullptr ? squares : feedback->gradient_energy();
+    energy += squares;
+    mean_energy += EnergyMean::next(of_gradient, x.size(), tensors[i].carried);
   }
   if (search.empty()) return {};
-  const double asked = rate_ * search.elements() / 8;
-  return search.run(std::max({asked - fixed, asked / 2, kLeastBytes}), scratch);
+  const double asked = target_.rate * search.elements() / 8;
+  SearchGoal goal;
+  goal.most = std::max({asked - fixed, asked / 2, kLeastBytes});
+  if (target_.error > 0) {
+    goal.error = target_.error * mean_energy;
+    const double least = target_.min_rate * search.elements() / 8 - fixed;
+    goal.least = std::min(std::max(least, 0.0), goal.most);
+    // All of it may wait.
+    if (energy <= goal.error && goal.least == 0) return {};
+  }
+  return search.run(goal, scratch);
 }
 
 }  // namespace gradcomp

@@ -1,5 +1,5 @@
 // Rate control of `adaptive`: plans the tensors of a bucket so that together they take a given
-// number of bits per element.
+// number of bits per element, or leave a given error.
 #pragma once
 
 #include <vector>
@@ -13,10 +13,16 @@
 
 namespace gradcomp {
 
+struct RateTarget {
+  double rate = 0;   // bits per element on the wire, frames included; with an error at most so many
+  double error = 0;  // squared error in parts of the gradients' mean energy; 0: none
+  double min_rate = 0;  // with an error: at least so many bits
+};
+
 class RateControl {
  public:
-  // `rate`: bits per element on the wire, frames included.
-  RateControl(double rate, const SearchOptions& options) : rate_(rate), options_(options) {}
+  RateControl(const RateTarget& target, const SearchOptions& options)
+      : target_(target), options_(options) {}
 
   // Makes one plan for each tensor; their buffers are in the scratch. Frame headers count towards
   // the rate, but never take more than half of it from the payloads.
@@ -24,7 +30,7 @@ class RateControl {
               std::vector<TensorPlan>* plans) const;
 
  private:
-  double rate_;
+  RateTarget target_;
   SearchOptions options_;
 };
 
