@@ -104,7 +104,7 @@ def dion_groups(
     Raises:
         ConfigError: a matrix has ``dion``, ``dion2`` or ``demo`` in only some of the steps.
     """
-    config = Config.from_spec(config) if isinstance(config, str) else config
+    config = Config.of(config)
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, p in named_parameters:

@@ -155,7 +155,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
     """Whether the engine runs requests in groups; see `Collector`."""
 
     def __init__(self, config: str | Config, process_set: Any) -> None:
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config)
         self.process_set = process_set
         self._pipeline: Pipeline | None = None
         self._pipeline_life: object = None

@@ -73,7 +73,7 @@ class GradientAverager(Closing, ScalerControls):
         process_group: dist.ProcessGroup | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config)
         check_optional(self.config, optimizer, "GradientAverager")
         named = uncompiled(named_parameters)
         self._parameters = {name: parameter for name, parameter in named if parameter.requires_grad}

@@ -62,7 +62,7 @@ Hook = Callable[["DDPCompression", GradBucket], torch.futures.Future[torch.Tenso
 
 
 def ddp_hook(
-    config: str | Config,
+    config: str | Config = "auto",
     model: DistributedDataParallel | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     timeout: timedelta | None = None,
@@ -73,10 +73,10 @@ def ddp_hook(
     Every rank must call it, in the same order as other collectives. Each model needs its own.
 
     Args:
-        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
-            `gradcomp.Config` with its own rules. With a spec, tensors with at most one dimension
-            or under 4096 elements travel uncompressed. The same on every rank; a difference is an
-            error on all ranks.
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, ``"auto"`` for the
+            preset of docs/which-compressor.md, or a `gradcomp.Config` with its own rules. With a
+            spec, tensors with at most one dimension or under 4096 elements travel uncompressed. The
+            same on every rank; a difference is an error on all ranks.
         model: its gradients are averaged. Parameters have their names in ``model.module``. None for
             the model with which the state is registered later, for trainers that wrap the model
             themselves; the ranks then compare configurations and models at its first gradients.
@@ -148,7 +148,7 @@ class DDPCompression(Closing, ScalerControls):
 
     def __init__(
         self,
-        config: str | Config,
+        config: str | Config = "auto",
         model: DistributedDataParallel | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         timeout: timedelta | None = None,
@@ -161,7 +161,7 @@ class DDPCompression(Closing, ScalerControls):
                 f"the model is a {type(model).__name__}; it must be a DistributedDataParallel: "
                 "wrap it first"
             )
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config)
         check_optional(self.config, optimizer, "ddp_hook")
         self._optimizer = optimizer
         self._timeout = timeout

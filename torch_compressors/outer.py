@@ -72,7 +72,7 @@ class OuterStep(Closing, TensorOuterSteps):
         timeout: timedelta | None = None,
         **options: Any,
     ) -> None:
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config, measures=False)
         chosen = OuterOptions.of(self.config, every, **options)
         world = process_group or dist.group.WORLD
         assert world is not None

@@ -76,9 +76,7 @@ class CompressedManager(Manager):  # type: ignore[misc]
         timeout: timedelta = timedelta(seconds=60),
         **options: Any,
     ) -> None:
-        self.compression = _CompressedGloo(
-            Config.from_spec(config) if isinstance(config, str) else config, fragments, timeout
-        )
+        self.compression = _CompressedGloo(Config.of(config, measures=False), fragments, timeout)
         super().__init__(pg=self.compression, timeout=timeout, **options)
         self.compression.step = self.current_step
         # Called where this replica takes the state of another one.

@@ -302,7 +302,7 @@ def attach(
             options; the message lists them by worker.
         GradcompError: BytePS is not initialized, or the plug-in cannot be built.
     """
-    config = Config.from_spec(compression) if isinstance(compression, str) else compression
+    config = Config.of(compression, measures=False)
     check_config(config)
     check_environment()
     parameters = dict(sorted(dict(named_parameters).items()))

@@ -80,7 +80,7 @@ class Compression(metaclass=_ByName):
     def __init__(
         self, config: str | Config, named_parameters: Iterable[tuple[str, torch.Tensor]]
     ) -> None:
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config, measures=False)
         check_config(self.config)
         for spec in self.config.specs:
             _check_summable(spec)

@@ -42,7 +42,7 @@ def DistributedOptimizer(  # noqa: N802
         ConfigError: both the spec and the optimizer apply momentum; or as for `attach`.
         ProtocolError: as for `attach`.
     """
-    config = Config.from_spec(compression) if isinstance(compression, str) else compression
+    config = Config.of(compression, measures=False)
     named = uncompiled(named_parameters)
     check_optimizer(config, optimizer)
     attached = attach(named, config, server_feedback=server_feedback)

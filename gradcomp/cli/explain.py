@@ -12,6 +12,7 @@ import gradcomp
 from gradcomp.cli import show
 from gradcomp.cli.options import JsonOption, OuterOption, SetOption, is_path, load
 from gradcomp.codec import spec as specs
+from gradcomp.config.preset import AUTO, AUTO_SPEC
 from gradcomp.config.schema import Config
 from gradcomp.exchange.select import choices_by_ranks, exchange_pattern
 from gradcomp.tools.model_run import STEPS, ModelRun, StepBytes, link_warnings, model_run
@@ -55,7 +56,7 @@ def explain(
     if overrides or any(map(is_path, sources)):
         parsed, configs = [], [load(sources, overrides)]
     else:
-        parsed = [specs.parse(source) for source in sources]
+        parsed = [specs.parse(AUTO_SPEC if source == AUTO else source) for source in sources]
         configs = [Config.from_spec(spec) for spec in parsed]
     if model is None and (len(parsed) != 1 or workers is not None):
         model = "resnet20"

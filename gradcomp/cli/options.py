@@ -10,6 +10,7 @@ import typer
 
 from gradcomp.cli.json_option import JsonOption
 from gradcomp.codec import spec as specs
+from gradcomp.config.preset import AUTO
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import ConfigError
 
@@ -51,7 +52,7 @@ def load(sources: Sequence[str], overrides: Sequence[str]) -> Config:
         raise ConfigError(f"got {len(bare)} specs, {', '.join(map(repr, bare))}; give one at most")
     if not bare:
         return load_config(paths, overrides)
-    canonical = specs.parse(bare[0]).canonical
+    canonical = bare[0] if bare[0] == AUTO else specs.parse(bare[0]).canonical
     start = [] if paths else ["version=1"]
     return load_config(paths, [*start, f"compress.default={canonical}", *overrides])
 

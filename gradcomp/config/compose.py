@@ -82,6 +82,8 @@ def compose(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Compo
                 f"{source}: version: got {reprlib.repr(layer['version'])}; this release reads version "
                 f"{VERSION} only: set `version: {VERSION}`"
             )
+        if layer.get("compress", ...) is None:  # the section without keys
+            layer = {**layer, "compress": {}}
         try:
             mapping = merge(mapping, layer)
             origins.update((path, source) for path, _ in _leaves(layer))

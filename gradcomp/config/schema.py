@@ -29,6 +29,7 @@ from gradcomp.config.fields import ExpandedPath, StrictModel
 from gradcomp.config.match import DEFAULT_RULES, Match
 from gradcomp.config.messages import CombinationError, config_error
 from gradcomp.config.predictions import Prediction, Prior
+from gradcomp.config.preset import AUTO, AUTO_SPEC, with_preset
 from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.config.spec_schedule import (
     EXCHANGE_FORM,
@@ -77,6 +78,8 @@ class Rule(StrictModel):
     clip: Clip | None = Field(default=None, description=f"{CLIP_FORM}; compress.clip if left out")
 
 
+_AUTO_TEXT = specs.parse(AUTO_SPEC).canonical
+
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 """Large enough to hide the cost of each exchange, small enough to begin during the backward pass."""
 
@@ -84,7 +87,7 @@ DEFAULT_BUCKET_BYTES = 4 * 2**20
 class Compress(StrictModel):
     """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
 
-    default: SpecSchedule = Field(description=SCHEDULE_FORM)
+    default: SpecSchedule = Field(description=f"{SCHEDULE_FORM}; auto if left out")
     rules: tuple[Rule, ...] = Field(default=(), description="a list of {match: ..., use: ...}")
     bucket_bytes: StrictInt = Field(
         default=DEFAULT_BUCKET_BYTES,
@@ -157,6 +160,11 @@ class Compress(StrictModel):
             return specs.parse("identity")
         return specs.parse(f"{memory.text}|identity")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, section: Any) -> Any:
+        return with_preset(section)
+
     @model_validator(mode="after")
     def _used(self) -> Compress:
         if self.prior is not None and self.policy != "auto":
@@ -227,7 +235,10 @@ class Config(StrictModel):
     version: StrictInt = Field(
         ge=VERSION, le=VERSION, description=f"{VERSION}; add `version: {VERSION}`"
     )
-    compress: Compress = Field(description="a mapping such as {default: fp16}")
+    compress: Compress = Field(
+        default_factory=lambda: Compress.model_validate({}),
+        description="a mapping such as {default: fp16}",
+    )
     stats: StatsSection = Field(
         default=StatsSection(), description="a mapping such as {profile: runs/profile}"
     )
@@ -242,10 +253,29 @@ class Config(StrictModel):
     def from_spec(cls, spec: str | Spec) -> Config:
         """The configuration that uses ``spec`` for every tensor that no default rule takes.
 
-        Raises SpecError when ``spec`` does not parse.
+        ``auto`` is the preset of a configuration without ``compress.default``. Raises SpecError when
+        ``spec`` does not parse.
         """
+        if spec == AUTO:
+            return cls(version=VERSION)
         parsed = specs.parse(spec) if isinstance(spec, str) else spec
         return cls(version=VERSION, compress=Compress(default=SpecSchedule.of(parsed)))
+
+    @classmethod
+    def of(cls, config: str | Config, *, measures: bool = True) -> Config:
+        """A configuration, or the one of a spec for all tensors; see `from_spec`.
+
+        Args:
+            config: of the user.
+            measures: whether the engine has `compress.policy: auto`; if not, the preset ``auto`` always
+                compresses.
+        """
+        found = cls.from_spec(config) if isinstance(config, str) else config
+        compress = found.compress
+        if measures or compress.policy != "auto" or str(compress.default) != _AUTO_TEXT:
+            return found
+        always = compress.model_copy(update={"policy": "always"})
+        return found.model_copy(update={"compress": always})
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "configuration") -> Config:

@@ -90,7 +90,7 @@ class Pipeline:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}; it must be in [0, {world_size}), the world size")
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config)
         self.rank = rank
         self.world_size = world_size
         self._scatters = scatters

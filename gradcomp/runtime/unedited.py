@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gradcomp.config.preset import AUTO
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import GradcompError
 from gradcomp.runtime.outer.options import OuterOptions
@@ -158,8 +159,12 @@ def _parse(argv: Sequence[str], package: str, compressed: str, outer: bool) -> a
         prog=f"python -m {package}.run",
         description=f"Run a script that uses the stock {compressed} with compression.",
     )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--compression", metavar="SPEC", help="such as 'residual|topk(ratio=0.01)'")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--compression",
+        metavar="SPEC",
+        help="such as 'residual|topk(ratio=0.01)'; without this and --config: auto",
+    )
     source.add_argument(
         "--config",
         metavar="FILE",
@@ -194,14 +199,14 @@ def _parse(argv: Sequence[str], package: str, compressed: str, outer: bool) -> a
     options = parser.parse_args(argv)
     if not options.script and not options.module:
         parser.error("the following arguments are required: script, or -m MODULE")
-    if options.compression and options.set:
+    if options.set and not options.config:
         parser.error("--set goes with --config")
     return options
 
 
 def _config(options: argparse.Namespace) -> Config:
-    if options.compression:
-        return Config.from_spec(options.compression)
+    if not options.config:
+        return Config.from_spec(options.compression or AUTO)
     return load_config(options.config, options.set)
 
 

@@ -140,10 +140,10 @@ class Compression(BaseCompression):
     ``horovod_compressors.torch``.
 
     Args:
-        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
-            `gradcomp.Config` with its own rules. With a spec, tensors with at most one dimension
-            or under 4096 elements travel uncompressed. The same on every rank; a difference is an
-            error on all ranks.
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, ``"auto"`` for the
+            preset of docs/which-compressor.md, or a `gradcomp.Config` with its own rules. With a
+            spec, tensors with at most one dimension or under 4096 elements travel uncompressed. The
+            same on every rank; a difference is an error on all ranks.
         variables: all that may have gradients, such as ``model.trainable_variables`` of a model
             that is built. State is kept by their names; a repeated name gets a number. Without this
             argument variables are named in the order of their first use.
@@ -166,7 +166,7 @@ class Compression(BaseCompression):
 
     def __init__(
         self,
-        config: str | Config,
+        config: str | Config = "auto",
         variables: Iterable[Any] | None = None,
         process_set: Any = hvd.global_process_set,
     ) -> None:

@@ -120,10 +120,10 @@ class Compression(TensorControls, BaseCompression):
     exchange; the token's reduced value must be that of the optimizer's op.
 
     Args:
-        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
-            `gradcomp.Config` with its own rules. With a spec, tensors with at most one dimension
-            or under 4096 elements travel uncompressed. The same on every rank; a difference is an
-            error on all ranks.
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, ``"auto"`` for the
+            preset of docs/which-compressor.md, or a `gradcomp.Config` with its own rules. With a
+            spec, tensors with at most one dimension or under 4096 elements travel uncompressed. The
+            same on every rank; a difference is an error on all ranks.
         named_parameters: ``model.named_parameters()``. Required if the configuration needs names:
             for state between steps (a memory, an algorithm), several specs in turn, or the policy
             ``auto``. By default the optimizer's own names.
@@ -150,7 +150,7 @@ class Compression(TensorControls, BaseCompression):
 
     def __init__(
         self,
-        config: str | Config,
+        config: str | Config = "auto",
         named_parameters: NamedParameters | None = None,
         process_set: Any = hvd.global_process_set,
         uneven: bool = False,

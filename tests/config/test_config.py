@@ -299,7 +299,6 @@ def test_a_file_needs_a_version_once(write: Any) -> None:
             "compress: {default: fp16, rules: [{match: {nam: x}, use: fp16}]}",
             ["a.yaml: compress.rules[0].match.nam: unknown key, did you mean 'name'?"],
         ),
-        ("compress: {rules: []}", ["a.yaml: compress.default: missing; expected a spec string"]),
         (
             "compress: {default: fp16, rules: [{use: fp16}]}",
             ["a.yaml: compress.rules[0].match: missing", "{} takes every tensor"],

@@ -96,7 +96,7 @@ class ElasticOuterStep(TensorOuterSteps):
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config, measures=False)
         chosen = OuterOptions.of(self.config, every, weighted=True, **options)
         times = {"join_timeout": join_timeout, "timeout": timeout}
         _check(self.config, chosen, {"quorum": quorum, **times}, grace)

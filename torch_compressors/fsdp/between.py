@@ -91,7 +91,7 @@ class FSDPCompression(Closing, ShardedControls):
         optimizer: torch.optim.Optimizer | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config, measures=False)
         sharded = sharded_modules(model)
         check_optional(self.config, optimizer, "fsdp_hook")
         self.config.check_averages(

@@ -90,7 +90,7 @@ class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
     def __init__(
         self, config: str | Config, model: torch.nn.Module, timeout: timedelta | None = None
     ) -> None:
-        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.config = Config.of(config, measures=False)
         check_real(model.named_parameters(), _NAME)
         units = units_of(model)
         group = shard_group(units)

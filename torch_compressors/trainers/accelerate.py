@@ -36,7 +36,7 @@ _models: WeakKeyDictionary[Accelerator, int] = WeakKeyDictionary()
 def compress_model(
     accelerator: Accelerator,
     model: Any,
-    config: str | Config,
+    config: str | Config = "auto",
     optimizer: Any = None,
     timeout: timedelta | None = None,
 ) -> DDPCompression:

@@ -51,7 +51,7 @@ class CompressionCallback(Callback):  # type: ignore[misc]
             `torch_compressors.ddp_hook`.
     """
 
-    def __init__(self, config: str | Config, timeout: timedelta | None = None) -> None:
+    def __init__(self, config: str | Config = "auto", timeout: timedelta | None = None) -> None:
         self._config = config
         self._timeout = timeout
         self._state: DDPCompression | None = None

@@ -34,7 +34,7 @@ _FOLDER = "gradcomp"
 
 
 def compress_trainer(
-    trainer: Trainer, config: str | Config, timeout: timedelta | None = None
+    trainer: Trainer, config: str | Config = "auto", timeout: timedelta | None = None
 ) -> TrainerCompression:
     """Compress the gradients of ``trainer.train``; every rank calls it, before ``train``.
 

@@ -15,8 +15,8 @@ namespace {
 // Of a large tensor, runs of kRun elements with kSample elements in all tell the reconstruction
 // points. An odd number of runs lies between two of them, so that they do not all come from the
 // same columns.
-constexpr std::size_t kSample = std::size_t{1} << 18;
-constexpr std::size_t kRun = 4096;
+constexpr std::size_t kSample = std::size_t{1} << 14;
+constexpr std::size_t kRun = 1024;
 
 // The means of the elements by level, as LevelValues has them.
 LevelValues find_level_values(const float* x, const std::uint8_t* symbols, std::size_t n,

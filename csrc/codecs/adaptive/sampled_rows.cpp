@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/rng.hpp"
 #include "codecs/adaptive/dot.hpp"
@@ -81,19 +82,23 @@ void sort_directions(SampledRows* sampled) {
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return gram[a * r + a] > gram[b * r + b]; });
   std::vector<float> rotated(sampled->v.size());
+  std::vector<double> sums(sampled->cols);
   sampled->squares.clear();
   for (std::size_t i = 0; i < r; ++i) {
     const double* const vector = vectors.data() + order[i] * r;
-    for (std::size_t j = 0; j < sampled->cols; ++j) {
-      double sum = 0;
-      for (std::size_t k = 0; k < r; ++k) {
-        sum += vector[k] * static_cast<double>(sampled->v[k * sampled->cols + j]);
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (std::size_t k = 0; k < r; ++k) {
+      const float* const from = sampled->v.data() + k * sampled->cols;
+      for (std::size_t j = 0; j < sampled->cols; ++j) {
+        sums[j] += vector[k] * static_cast<double>(from[j]);
       }
-      rotated[i * sampled->cols + j] = static_cast<float>(sum);
+    }
+    for (std::size_t j = 0; j < sampled->cols; ++j) {
+      rotated[i * sampled->cols + j] = static_cast<float>(sums[j]);
     }
     sampled->squares.push_back(std::max(gram[order[i] * r + order[i]], 0.0));
   }
-  sampled->v = rotated;
+  sampled->v = std::move(rotated);
 }
 
 }  // namespace

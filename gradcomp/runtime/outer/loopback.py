@@ -59,7 +59,7 @@ class OuterLoopback:
         every: int = 30,
         **options: Any,
     ) -> None:
-        settings = Config.from_spec(config) if isinstance(config, str) else config
+        settings = Config.of(config, measures=False)
         self.options = OuterOptions.of(settings, every, **options)
         self._loopback = Loopback(settings, world_size)
         self._ranks = [_Rank(self.options, pipeline, values) for pipeline in self._loopback.ranks]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from gradcomp.runtime.policy.decision import (
     COMPRESSED,
     CONTENDERS,
     DENSE,
+    HALF,
     Decision,
     PolicyGroup,
 )
@@ -32,7 +33,12 @@ _GAIN = 0.97
 worth the losses and may be noise: a choice is slower by 3 % only if figures are off by 6 %."""
 
 _REPEATS = 3
-"""Steps in which a candidate's exchanges are timed, after one step of warm-up."""
+"""Steps in which a candidate's exchanges are timed, after one step of each candidate for warm-up."""
+
+_HOPELESS = {DENSE: 1.5, HALF: 1.5, COMPRESSED: 10.0}
+"""Times the shortest step of the warm-up above which a candidate's exchanges alone rule it out: whatever
+overlaps with them, its steps take longer. A codec's first step may take several times as long as later
+ones, which start from its result."""
 
 _LAPS = 4
 """Whole steps that are timed in a row, after one of warm-up; twice for each contender of the race."""
@@ -58,21 +64,29 @@ class _Trial:
     """
 
     def __init__(self, ways: Mapping[PolicyGroup, list[str]]) -> None:
-        self.ways = ways
+        self.ways = dict(ways)
         self.groups = list(ways)
         self.tried = {name for names in ways.values() for name in names}
-        self.measurements = [
-            (name, turn > 0)
-            for name in CANDIDATES
-            if name in self.tried
-            for turn in range(1 + _REPEATS)
-        ]
+        self.warmup = [(name, False) for name in CANDIDATES if name in self.tried]
+        self.measurements = [*self.warmup, *self._timed()]
         self.position = -1
+        self.first: dict[tuple[PolicyGroup, str], float] = {}
+        self.first_steps: list[float] = []
         self.exchanges: dict[tuple[PolicyGroup, str], list[float]] = {}
         self.laps: dict[str, list[float]] = {}
         self.race: list[tuple[str, bool]] = []
         self.seconds: dict[PolicyGroup, dict[str, float]] = {}
         self.chosen: dict[PolicyGroup, str] = {}
+
+    def _timed(self) -> list[tuple[str, bool]]:
+        return [(name, True) for name in CANDIDATES if name in self.tried for _ in range(_REPEATS)]
+
+    def leave_out(self, hopeless: Collection[str]) -> None:
+        """Drop candidates after the warm-up."""
+        for group, names in self.ways.items():
+            self.ways[group] = [name for name in names if name not in hopeless] or names
+        self.tried = {name for names in self.ways.values() for name in names}
+        self.measurements = [*self.warmup, *self._timed()]
 
     @property
     def measuring(self) -> bool:
@@ -185,6 +199,8 @@ class Policy:
         name, counts = self._trial.turn
         if counts:
             self._trial.exchanges.setdefault((group, name), []).append(seconds)
+        else:
+            self._trial.first[group, name] = seconds
 
     def begin_step(
         self, groups: Iterable[PolicyGroup], ended: float, now: float
@@ -209,13 +225,17 @@ class Policy:
         trial = self._trial
         if trial is None or trial.groups != list(ways):
             trial = self._trial = _Trial(ways)
-        elif not trial.measuring:
+        else:
             name, counts = trial.turn
-            if counts:
-                assert self._began is not None  # the trial's last step
+            assert self._began is not None  # the trial's last step
+            if trial.position < len(trial.warmup):
+                trial.first_steps.append(ended - self._began)
+            elif counts and not trial.measuring:
                 trial.laps[name].append(ended - self._began)
         trial.position += 1
         self._began = now
+        if trial.position == len(trial.warmup):
+            yield from self._leave_out(trial)
         if trial.position == len(trial.measurements):
             yield from self._choose(trial)
         elif trial.decided:
@@ -254,6 +274,16 @@ class Policy:
         self._predicted = {}
         self._trusted = math.inf
 
+    def _leave_out(self, trial: _Trial) -> Generator[Request, Any, None]:
+        keys = [(group, name) for group, names in trial.ways.items() for name in names]
+        figures = [trial.first.get(key, 0.0) for key in keys]
+        *exchanges, step = yield from _mean("first", [*figures, min(trial.first_steps)])
+        totals = dict.fromkeys(trial.tried, 0.0)
+        for (group, name), seconds in zip(keys, exchanges, strict=True):
+            trial.seconds.setdefault(group, {})[name] = seconds
+            totals[name] += seconds
+        trial.leave_out({name for name in totals if totals[name] > _HOPELESS[name] * step})
+
     def _choose(self, trial: _Trial) -> Generator[Request, Any, None]:
         figures = [
             min(trial.exchanges.get((group, name), [0.0]))
@@ -262,8 +292,8 @@ class Policy:
         ]
         agreed = iter((yield from _mean("exchanges", figures)))
         for group, names in trial.ways.items():
-            seconds = trial.seconds[group] = {name: next(agreed) for name in names}
-            trial.chosen[group] = _fastest(seconds)
+            trial.seconds[group].update((name, next(agreed)) for name in names)
+            trial.chosen[group] = _fastest(trial.seconds[group])
         if set(trial.chosen.values()) == {DENSE} or not trial.begin_race():
             self._end(trial, None)
 

@@ -561,8 +561,8 @@ def policy() -> None:
     """The policy auto: all ranks decide alike."""
     from workers import policy as horovod_policy
 
-    config = configured("residual|topk(ratio=0.01)", policy="auto")
-    training = Training(config, {"first": (300, 200), "second": (100, 90), "bias": (9,)})
+    training = Training("auto", {"first": (300, 200), "second": (100, 90), "bias": (9,)})
+    assert training.state.config == ddp_hook(model=training.model)[0].config
     for step in range(horovod_policy.STEPS):
         found = training.averages(harness.gradients(training.params, step))
     assert training.state.stats.decisions
