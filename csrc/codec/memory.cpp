@@ -74,11 +74,45 @@ void keep_waiting(Span<float> residual, Span<const float> before, float weight) 
   if (!feedback.finite()) kernels().zero_nonfinite(residual.data(), residual.size());
 }
 
+bool subtract_estimate(Span<float> difference, Span<const float> grad, Span<const float> estimate) {
+  const std::size_t n = difference.size();
+  for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
+    std::copy_n(estimate.data() + begin, end - begin, difference.data() + begin);
+  });
+  const Feedback feedback(difference, grad.data(), -1.0f, 1.0f);
+  feedback.correct_all();
+  if (feedback.finite()) return true;
+  std::fill_n(difference.data(), n, std::numeric_limits<float>::quiet_NaN());
+  return false;
+}
+
+void add_average(Span<float> mean, Span<const float> average, Span<float> out) {
+  for_ranges(mean.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const float next = mean[i] + average[i];
+      out[i] = next;
+      mean[i] = std::isfinite(next) ? next : 0.0f;
+    }
+  });
+}
+
+void add_sent(Span<float> estimate, Span<const float> difference, Span<const float> unsent,
+              Span<const float> out) {
+  for_ranges(estimate.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const float next = estimate[i] + (difference[i] - unsent[i]);
+      const float kept = std::isfinite(next) ? next : estimate[i];
+      estimate[i] = std::isfinite(out[i]) ? kept : 0.0f;
+    }
+  });
+}
+
 Memory::Memory(const Stage* stage) {
   if (stage == nullptr) return;
   const std::string_view name = stage->info->name;
   kind_ = name == "momentum_correction" ? Kind::kMomentumCorrection
           : name == "signum"            ? Kind::kSignum
+          : name == "ef21"              ? Kind::kEf21
                                         : Kind::kResidual;
   params_ = &stage->params;
 }
@@ -127,6 +161,10 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
       correction.masking = params_->boolean("masking") && codec.info->symbols == Symbols::kIndices;
       return encode(arrays.residual, Feedback(arrays.residual, grad.data(), correction));
     }
+    case Kind::kEf21:
+      return {Code::kSpec,
+              "ef21 needs the averages of all ranks, which this interface does not know: use "
+              "'residual' instead"};
     case Kind::kSignum:
       break;
   }

@@ -1,0 +1,145 @@
+"""Rounds of differences (EF21): any pattern averages them, and they are added to the last result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.exchange.estimates import Estimates
+from gradcomp.exchange.memory import ESTIMATE_MEAN, MemoryState, array_of
+from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
+from gradcomp.exchange.patterns.chunks import cut_rows
+from gradcomp.exchange.patterns.dense import dense_bucket
+from gradcomp.exchange.rounds import BucketRound, Round, TensorKey
+
+__all__ = ["AverageMomentum", "DifferenceRows", "Differences", "DifferencesBucket"]
+
+
+class Differences(Aggregator):
+    """Averages the differences of gradients to their estimates; see `Estimates`.
+
+    Args:
+        estimates: of this rank.
+        inner: averages differences.
+    """
+
+    def __init__(self, estimates: Estimates, inner: Aggregator) -> None:
+        self._estimates = estimates
+        self._inner = inner
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """As the pattern of the differences."""
+        return self._inner.takes(shape)
+
+    def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
+        """See `Aggregator.round`."""
+        difference = self._estimates.difference(grad, key)
+        average = yield from self._inner.round(difference.reshape(key.shape), key, step, out)
+        return self._estimates.settle(key, difference, average, out)
+
+
+class DifferencesBucket(BucketAggregator):
+    """As `Differences`, around a `BucketAggregator`."""
+
+    def __init__(self, estimates: Estimates, inner: BucketAggregator) -> None:
+        self.bucket = (type(self), inner.bucket)
+        self.estimates = estimates
+        self._inner = inner
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """As the pattern of the differences."""
+        return self._inner.takes(shape)
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        aggregators = [_checked(member) for member in members]
+        differences = [
+            aggregator.estimates.difference(member.grad, member.key)
+            for aggregator, member in zip(aggregators, members, strict=True)
+        ]
+        inner = [
+            member._replace(aggregator=aggregator._inner, grad=difference.reshape(member.key.shape))
+            for aggregator, member, difference in zip(
+                aggregators, members, differences, strict=True
+            )
+        ]
+        averages = yield from self._inner.bucket_round(name, inner)
+        return self._settle(members, differences, averages)
+
+    def _settle(
+        self,
+        members: Sequence[Member],
+        differences: Sequence[FloatArray],
+        averages: Sequence[FloatArray],
+    ) -> list[FloatArray]:
+        return [
+            _checked(member).estimates.settle(member.key, difference, average, member.out)
+            for member, difference, average in zip(members, differences, averages, strict=True)
+        ]
+
+
+class DifferenceRows(DifferencesBucket):
+    """As `DifferencesBucket`, in a reduce-scatter: results are sums of this rank's own rows."""
+
+    def __init__(
+        self, estimates: Estimates, inner: BucketAggregator, rank: int, ranks: int
+    ) -> None:
+        super().__init__(estimates, inner)
+        self._rank = rank
+        self._ranks = ranks
+
+    def _settle(
+        self,
+        members: Sequence[Member],
+        differences: Sequence[FloatArray],
+        averages: Sequence[FloatArray],
+    ) -> list[FloatArray]:
+        begins = [0] * len(members)
+        for piece in cut_rows([member.key for member in members], self._ranks)[self._rank]:
+            begins[piece.member] = piece.begin
+        return [
+            _checked(member).estimates.settle_rows(member.key, difference, sums, begin, self._ranks)
+            for member, difference, sums, begin in zip(
+                members, differences, averages, begins, strict=True
+            )
+        ]
+
+
+class AverageMomentum(BucketAggregator):
+    """EF21-SGDM without compression: the moving average of the averages, the same on every rank.
+
+    Args:
+        momentum: weight of the past, above 0.
+        state: arrays by kind.
+    """
+
+    def __init__(self, momentum: float, state: MemoryState) -> None:
+        self.bucket = AverageMomentum
+        self._momentum = momentum
+        self._means = state.setdefault(ESTIMATE_MEAN, {})
+        self._own = [state.setdefault(kind, {}) for kind in ("momentum", "estimate")]
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        averages = yield from dense_bucket(name, members)
+        for member, average in zip(members, averages, strict=True):
+            assert isinstance(member.aggregator, AverageMomentum)  # ensured by `bucket`
+            member.aggregator._advance(member, average)
+        return [member.out for member in members]
+
+    def _advance(self, member: Member, average: FloatArray) -> None:
+        key = member.key
+        for arrays in self._own:  # of steps with compression
+            arrays.pop(key.name, None)
+        first = key.name not in self._means
+        mean = array_of(self._means, key, ESTIMATE_MEAN)
+        finite = _core.update_average(mean, average, self._momentum, first)
+        member.out[:] = mean
+        if not finite:
+            _core.zero_nonfinite(mean)
+
+
+def _checked(member: Member) -> DifferencesBucket:
+    assert isinstance(member.aggregator, DifferencesBucket)  # ensured by `bucket`
+    return member.aggregator
