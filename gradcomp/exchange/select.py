@@ -29,7 +29,6 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.differences import (
     AverageMomentum,
-    DifferenceRows,
     Differences,
     DifferencesBucket,
 )
@@ -317,14 +316,21 @@ def _momentum(spec: Spec) -> float:
 def _differences(spec: Spec, context: Context, exchange: str) -> Aggregator:
     """The aggregator of a spec with EF21: that of its codec, or algorithm, averages differences."""
     momentum = _momentum(spec)
-    pattern = exchange_pattern(spec, exchange, context.world_size, MEAN, context.peer_device)
-    if not context.scatters and _sums_gradients(spec):
+    unsent: Arrays = {}
+    if context.scatters:
+        return ReduceScatter(
+            get_codec(spec.codec),
+            Residual(1.0, 1.0, unsent),
+            context,
+            Estimates(momentum, context.state, unsent),
+        )
+    if _sums_gradients(spec):
         return AverageMomentum(momentum, context.state) if momentum else Dense()
     # Averages that depend on the mean of the differences alone: all ranks have one estimate.
-    summed = not context.scatters and (
-        pattern == "reduce" or (spec.algorithm is not None and spec.algorithm.name == "powersgd")
+    pattern = exchange_pattern(spec, exchange, context.world_size, MEAN, context.peer_device)
+    summed = pattern == "reduce" or (
+        spec.algorithm is not None and spec.algorithm.name == "powersgd"
     )
-    unsent: Arrays = {}
     estimates = Estimates(momentum, context.state, unsent, shared=summed)
     inner = _aggregator(
         parse(spec.codec if summed else f"residual|{spec.codec}"),
@@ -334,8 +340,6 @@ def _differences(spec: Spec, context: Context, exchange: str) -> Aggregator:
     )
     if not isinstance(inner, BucketAggregator):
         return Differences(estimates, inner)
-    if context.scatters:
-        return DifferenceRows(estimates, inner, context.rank, context.world_size)
     return DifferencesBucket(estimates, inner)
 
 

@@ -9,11 +9,10 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.estimates import Estimates
 from gradcomp.exchange.memory import ESTIMATE_MEAN, MemoryState, array_of
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
-from gradcomp.exchange.patterns.chunks import cut_rows
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rounds import BucketRound, Round, TensorKey
 
-__all__ = ["AverageMomentum", "DifferenceRows", "Differences", "DifferencesBucket"]
+__all__ = ["AverageMomentum", "Differences", "DifferencesBucket"]
 
 
 class Differences(Aggregator):
@@ -43,8 +42,8 @@ class DifferencesBucket(BucketAggregator):
     """As `Differences`, around a `BucketAggregator`."""
 
     def __init__(self, estimates: Estimates, inner: BucketAggregator) -> None:
-        self.bucket = (type(self), inner.bucket)
-        self.estimates = estimates
+        self.bucket = (DifferencesBucket, inner.bucket)
+        self._estimates = estimates
         self._inner = inner
 
     def takes(self, shape: tuple[int, ...]) -> bool:
@@ -55,7 +54,7 @@ class DifferencesBucket(BucketAggregator):
         """See `BucketAggregator.bucket_round`."""
         aggregators = [_checked(member) for member in members]
         differences = [
-            aggregator.estimates.difference(member.grad, member.key)
+            aggregator._estimates.difference(member.grad, member.key)
             for aggregator, member in zip(aggregators, members, strict=True)
         ]
         inner = [
@@ -65,43 +64,10 @@ class DifferencesBucket(BucketAggregator):
             )
         ]
         averages = yield from self._inner.bucket_round(name, inner)
-        return self._settle(members, differences, averages)
-
-    def _settle(
-        self,
-        members: Sequence[Member],
-        differences: Sequence[FloatArray],
-        averages: Sequence[FloatArray],
-    ) -> list[FloatArray]:
         return [
-            _checked(member).estimates.settle(member.key, difference, average, member.out)
-            for member, difference, average in zip(members, differences, averages, strict=True)
-        ]
-
-
-class DifferenceRows(DifferencesBucket):
-    """As `DifferencesBucket`, in a reduce-scatter: results are sums of this rank's own rows."""
-
-    def __init__(
-        self, estimates: Estimates, inner: BucketAggregator, rank: int, ranks: int
-    ) -> None:
-        super().__init__(estimates, inner)
-        self._rank = rank
-        self._ranks = ranks
-
-    def _settle(
-        self,
-        members: Sequence[Member],
-        differences: Sequence[FloatArray],
-        averages: Sequence[FloatArray],
-    ) -> list[FloatArray]:
-        begins = [0] * len(members)
-        for piece in cut_rows([member.key for member in members], self._ranks)[self._rank]:
-            begins[piece.member] = piece.begin
-        return [
-            _checked(member).estimates.settle_rows(member.key, difference, sums, begin, self._ranks)
-            for member, difference, sums, begin in zip(
-                members, differences, averages, begins, strict=True
+            aggregator._estimates.settle(member.key, difference, average, member.out)
+            for aggregator, member, difference, average in zip(
+                aggregators, members, differences, averages, strict=True
             )
         ]
 
