@@ -6,6 +6,8 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, room
+from gradcomp.codec.batch_items import AdvanceItem, DifferItem
+from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.exchange.memory import (
     ESTIMATE,
     ESTIMATE_MEAN,
@@ -63,37 +65,52 @@ class Estimates:
         self._means = state.setdefault(ESTIMATE_MEAN, {})
         self._rows = state.setdefault(ESTIMATE_ROWS, {})
 
-    @timed("compensate")
-    def difference(self, grad: FloatArray, key: TensorKey) -> FloatArray:
-        """The difference that a step sends, flat, in new memory; all NaN if any element is not finite."""
+    def differ(self, grad: FloatArray, key: TensorKey) -> DifferItem:
+        """The difference that a step sends, in new memory; see `differ_batch`."""
         self._unsent.pop(key.name, None)  # of a step that has failed
+        device = device_of(grad)
         point = self._point(grad, key)
-        difference = room(key.numel)
-        finite = _core.subtract_estimate(difference, point, self._estimate(key))
-        if not finite and self._momentum:
-            _core.zero_nonfinite(point)
-        return difference
+        difference = room(key.numel) if device is HOST else device.zeros(key.numel)
+        return DifferItem(difference, point, self._estimate(key, device))
 
-    @timed("compensate")
-    def settle(
-        self, key: TensorKey, difference: FloatArray, average: FloatArray, out: FloatArray
-    ) -> FloatArray:
-        """The next mean of all estimates, flat.
+    def differed(self, item: DifferItem) -> None:
+        """After `differ_batch`: a moving average that is not finite begins again."""
+        if self._momentum and np.isnan(item.difference[:1]).any():
+            _core.zero_nonfinite(item.grad)
+
+    def advance(
+        self, key: TensorKey, item: DifferItem, average: FloatArray, out: FloatArray
+    ) -> AdvanceItem:
+        """The step from an average to the next mean of all estimates; see `advance_batch`.
 
         Args:
-            difference: of this step, as sent.
-            average: the mean over the ranks of what was sent of their differences.
-            out: memory for the result.
+            item: of this step.
+            average: the mean over the ranks of what was sent of their differences; the step is made on
+                its device.
+            out: memory for the result, if it is on that device.
         """
-        _core.add_average(array_of(self._means, key, ESTIMATE_MEAN), average, out)
-        self._advance(key, difference, out)
-        return out
+        device = device_of(average)
+        if device_of(out) is not device:
+            out = average
+        mean = array_of(self._means, key, ESTIMATE_MEAN, device)
+        unsent = self._unsent.pop(key.name, None)
+        if self._shared:
+            self._own.pop(key.name, None)
+            return AdvanceItem(mean, average, out)
+        assert unsent is not None
+        difference, unsent = (
+            device.from_host(device_of(array).to_host(array))
+            if device_of(array) is not device
+            else array
+            for array in (item.difference, unsent)
+        )
+        return AdvanceItem(mean, average, out, self._estimate(key, device), difference, unsent)
 
     @timed("compensate")
     def settle_rows(
         self, key: TensorKey, difference: FloatArray, sums: FloatArray, begin: int, ranks: int
     ) -> FloatArray:
-        """As `settle`, in a reduce-scatter: the next sums of all estimates in this rank's rows.
+        """As `advance`, in a reduce-scatter: the next sums of all estimates in this rank's rows.
 
         A rank does not know which elements of other rows are not finite. So elements whose sum is not
         finite keep their estimates.
@@ -112,16 +129,8 @@ class Estimates:
         kept = rows[bad]
         _core.add_average(rows, sums, sums)
         rows[bad] = kept
-        self._advance(key, difference, estimate)
+        _core.add_sent(estimate, difference, self._unsent.pop(key.name), estimate)
         return sums
-
-    def _advance(self, key: TensorKey, difference: FloatArray, result: FloatArray) -> None:
-        unsent = self._unsent.pop(key.name, None)
-        if self._shared:
-            self._own.pop(key.name, None)
-            return
-        assert unsent is not None
-        _core.add_sent(self._estimate(key), difference, unsent, result)
 
     @timed("compensate")
     def release(self, grad: FloatArray, key: TensorKey) -> FloatArray:
@@ -137,13 +146,14 @@ class Estimates:
         _core.zero_nonfinite(point)
         return result
 
-    def _estimate(self, key: TensorKey) -> FloatArray:
-        """This rank's estimate."""
+    def _estimate(self, key: TensorKey, device: Device = HOST) -> FloatArray:
+        """This rank's estimate, on a device."""
         if self._shared:
-            return array_of(self._means, key, ESTIMATE_MEAN)
+            return array_of(self._means, key, ESTIMATE_MEAN, device)
         if key.name not in self._own and key.name in self._means:
-            self._own[key.name] = self._means[key.name].copy()
-        return array_of(self._own, key, ESTIMATE)
+            mean = self._means[key.name]
+            self._own[key.name] = device_of(mean).to_host(mean).copy()
+        return array_of(self._own, key, ESTIMATE, device)
 
     def _point(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """What the estimate follows: the gradient, flat, or its moving average, in its own memory."""

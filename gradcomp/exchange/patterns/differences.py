@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.batch import advance_batch, differ_batch
 from gradcomp.exchange.estimates import Estimates
 from gradcomp.exchange.memory import ESTIMATE_MEAN, MemoryState, array_of
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
@@ -33,9 +34,14 @@ class Differences(Aggregator):
 
     def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
         """See `Aggregator.round`."""
-        difference = self._estimates.difference(grad, key)
-        average = yield from self._inner.round(difference.reshape(key.shape), key, step, out)
-        return self._estimates.settle(key, difference, average, out)
+        estimates = self._estimates
+        item = estimates.differ(grad, key)
+        differ_batch([item])
+        estimates.differed(item)
+        average = yield from self._inner.round(item.difference.reshape(key.shape), key, step, out)
+        advanced = estimates.advance(key, item, average, out)
+        advance_batch([advanced])
+        return advanced.out
 
 
 class DifferencesBucket(BucketAggregator):
@@ -43,6 +49,8 @@ class DifferencesBucket(BucketAggregator):
 
     def __init__(self, estimates: Estimates, inner: BucketAggregator) -> None:
         self.bucket = (DifferencesBucket, inner.bucket)
+        self.on_devices = inner.on_devices
+        self.on_peer_devices = inner.on_peer_devices
         self._estimates = estimates
         self._inner = inner
 
@@ -53,23 +61,25 @@ class DifferencesBucket(BucketAggregator):
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""
         aggregators = [_checked(member) for member in members]
-        differences = [
-            aggregator._estimates.difference(member.grad, member.key)
+        items = [
+            aggregator._estimates.differ(member.grad, member.key)
             for aggregator, member in zip(aggregators, members, strict=True)
         ]
-        inner = [
-            member._replace(aggregator=aggregator._inner, grad=difference.reshape(member.key.shape))
-            for aggregator, member, difference in zip(
-                aggregators, members, differences, strict=True
-            )
-        ]
+        differ_batch(items)
+        inner = []
+        for aggregator, member, item in zip(aggregators, members, items, strict=True):
+            aggregator._estimates.differed(item)
+            difference = item.difference.reshape(member.key.shape)
+            inner.append(member._replace(aggregator=aggregator._inner, grad=difference))
         averages = yield from self._inner.bucket_round(name, inner)
-        return [
-            aggregator._estimates.settle(member.key, difference, average, member.out)
-            for aggregator, member, difference, average in zip(
-                aggregators, members, differences, averages, strict=True
+        advanced = [
+            aggregator._estimates.advance(member.key, item, average, member.out)
+            for aggregator, member, item, average in zip(
+                aggregators, members, items, averages, strict=True
             )
         ]
+        advance_batch(advanced)
+        return [item.out for item in advanced]
 
 
 class AverageMomentum(BucketAggregator):

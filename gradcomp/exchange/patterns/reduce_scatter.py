@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch import decode_batch_add, give_batch
+from gradcomp.codec.batch import decode_batch_add, differ_batch, give_batch
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import PeerDevice, peer_device_of
@@ -39,8 +39,6 @@ class ReduceScatter(BucketAggregator):
         estimates: of EF21, which sends differences; ``memory`` then keeps what a step does not send.
     """
 
-    on_devices = True
-
     def __init__(
         self, codec: Codec, memory: Memory, context: Context, estimates: Estimates | None = None
     ) -> None:
@@ -49,6 +47,7 @@ class ReduceScatter(BucketAggregator):
         self.memory = memory
         self.gather = Gather(codec, memory, context.seed, context.rank)
         self.estimates = estimates
+        self.on_devices = estimates is None
         self._rank = context.rank
         self._world_size = context.world_size
 
@@ -186,8 +185,10 @@ def _difference(member: Member) -> Member:
     estimates = _checked(member).estimates
     if estimates is None:
         return member
-    difference = estimates.difference(member.grad, member.key)
-    return member._replace(grad=difference.reshape(member.key.shape))
+    item = estimates.differ(member.grad, member.key)
+    differ_batch([item])
+    estimates.differed(item)
+    return member._replace(grad=item.difference.reshape(member.key.shape))
 
 
 def _checked(member: Member) -> ReduceScatter:
