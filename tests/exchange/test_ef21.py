@@ -15,6 +15,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
 from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.runtime.loopback import run_rounds
+from gradcomp.runtime.policy.decision import alternatives
 from support.pipelines import config_of, send
 
 SHAPE = (24, 20)
@@ -257,6 +258,14 @@ def test_gradients_may_be_overwritten(exchange: str) -> None:
                 for grad, same in zip(grads, gradients(step, 2), strict=True):
                     np.testing.assert_array_equal(grad, same)
         np.testing.assert_array_equal(*results)
+
+
+def test_a_policy_compares_with_the_moving_average() -> None:
+    without, momentum = (alternatives(parse(f"{memory}|sign")) for memory in MOMENTA)
+    assert {name: str(spec) for name, spec in momentum.items()} == {
+        "dense": "ef21(momentum=0.9)|identity"
+    }
+    assert without == alternatives(parse("residual|sign"))
 
 
 # Values that are not finite.
