@@ -8,7 +8,7 @@ An import-linter contract refuses imports of the packages behind this module.
 
 from __future__ import annotations
 
-from gradcomp.codec.batch_items import GiveItem, PeerItem
+from gradcomp.codec.batch_items import AdvanceItem, DifferItem, GiveItem, PeerItem
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.devices import Device, DeviceArray, Encoded, PeerDevice
 from gradcomp.codec.frame_parts import (
@@ -34,9 +34,11 @@ from gradcomp.exchange.state_kinds import STATE_KINDS
 
 __all__ = [
     "STATE_KINDS",
+    "AdvanceItem",
     "ApplyItem",
     "Device",
     "DeviceArray",
+    "DifferItem",
     "Encoded",
     "FactorDevice",
     "GiveItem",

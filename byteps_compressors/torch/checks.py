@@ -73,6 +73,12 @@ def spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             f"{choice.rule} gives '{name}' the memory '{memory.text}', and BytePS' workers keep no running "
             "norm of gradients and reset no memory: leave limit and reset_every out"
         )
+    if memory is not None and memory.name == "ef21":
+        raise ConfigError(
+            f"{choice.rule} gives '{name}' the memory '{memory.text}', which adds the averages of all workers "
+            "to the last ones, and BytePS' servers compress averages once more: use residual, or Horovod "
+            "(horovod_compressors)"
+        )
     for row in choice.spec.plugins:
         if row.origin == "python":
             raise ConfigError(

@@ -93,6 +93,38 @@ void subtract_sent_masking(Floats& velocity, Floats& momentum, const Floats& sen
   gradcomp::subtract_sent(v, s, correction);
 }
 
+bool subtract_estimate(Floats& difference, const Floats& grad, const Floats& estimate) {
+  check_equal_size(difference, grad);
+  check_equal_size(difference, estimate);
+  const Span<float> d = output(difference);
+  const Span<const float> g = input(grad);
+  const Span<const float> e = input(estimate);
+  py::gil_scoped_release release;
+  return gradcomp::subtract_estimate(d, g, e);
+}
+
+void add_average(Floats& mean, const Floats& average, Floats& out) {
+  check_equal_size(mean, average);
+  check_equal_size(mean, out);
+  const Span<float> m = output(mean);
+  const Span<const float> a = input(average);
+  const Span<float> o = output(out);
+  py::gil_scoped_release release;
+  gradcomp::add_average(m, a, o);
+}
+
+void add_sent(Floats& estimate, const Floats& difference, const Floats& unsent, const Floats& out) {
+  check_equal_size(estimate, difference);
+  check_equal_size(estimate, unsent);
+  check_equal_size(estimate, out);
+  const Span<float> e = output(estimate);
+  const Span<const float> d = input(difference);
+  const Span<const float> u = input(unsent);
+  const Span<const float> o = input(out);
+  py::gil_scoped_release release;
+  gradcomp::add_sent(e, d, u, o);
+}
+
 }  // namespace
 
 void bind_memory(py::module_& m) {
@@ -114,6 +146,12 @@ void bind_memory(py::module_& m) {
         py::arg("grad").noconvert(), py::arg("factor"), py::arg("scale"), py::arg("nesterov"));
   m.def("subtract_sent_masking", &subtract_sent_masking, py::arg("velocity").noconvert(),
         py::arg("momentum").noconvert(), py::arg("sent").noconvert(), py::arg("masking"));
+  m.def("subtract_estimate", &subtract_estimate, py::arg("difference").noconvert(),
+        py::arg("grad").noconvert(), py::arg("estimate").noconvert());
+  m.def("add_average", &add_average, py::arg("mean").noconvert(), py::arg("average").noconvert(),
+        py::arg("out").noconvert());
+  m.def("add_sent", &add_sent, py::arg("estimate").noconvert(), py::arg("difference").noconvert(),
+        py::arg("unsent").noconvert(), py::arg("out").noconvert());
 }
 
 }  // namespace gradcomp::bindings

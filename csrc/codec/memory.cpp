@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -9,6 +11,30 @@
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
+namespace {
+
+// Elements that stay in the first cache between two passes.
+constexpr std::size_t kBlock = 2048;
+
+template <typename Fn>
+void for_blocks(std::size_t n, const Fn& fn) noexcept {
+  for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; i += kBlock) fn(i, std::min(kBlock, end - i));
+  });
+}
+
+bool all_finite(const float* x, std::size_t n) noexcept {
+  constexpr std::uint32_t kExponent = 0x7F800000;
+  std::uint32_t found = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    found |= (bits & kExponent) == kExponent ? 1u : 0u;
+  }
+  return found == 0;
+}
+
+}  // namespace
 
 void subtract_sent(Span<float> residual, Span<const float> sent) {
   for_ranges(residual.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
@@ -74,11 +100,52 @@ void keep_waiting(Span<float> residual, Span<const float> before, float weight) 
   if (!feedback.finite()) kernels().zero_nonfinite(residual.data(), residual.size());
 }
 
+bool subtract_estimate(Span<float> difference, Span<const float> grad, Span<const float> estimate) {
+  const Feedback feedback(difference, grad.data(), -1.0f, 1.0f);
+  for_blocks(difference.size(), [&](std::size_t begin, std::size_t n) {
+    std::copy_n(estimate.data() + begin, n, difference.data() + begin);
+    feedback.correct(begin, begin + n);
+  });
+  if (feedback.finite()) return true;
+  std::fill_n(difference.data(), difference.size(), std::numeric_limits<float>::quiet_NaN());
+  return false;
+}
+
+void add_average(Span<float> mean, Span<const float> average, Span<float> out) {
+  for_blocks(mean.size(), [&](std::size_t begin, std::size_t n) {
+    float* const next = mean.data() + begin;
+    const bool finite = kernels().compensate(next, average.data() + begin, 1.0f, 1.0f, n);
+    std::copy_n(next, n, out.data() + begin);
+    if (!finite) kernels().zero_nonfinite(next, n);
+  });
+}
+
+void add_sent(Span<float> estimate, Span<const float> difference, Span<const float> unsent,
+              Span<const float> out) {
+  for_blocks(estimate.size(), [&](std::size_t begin, std::size_t n) {
+    float* const kept = estimate.data() + begin;
+    float next[kBlock];
+    std::copy_n(unsent.data() + begin, n, next);
+    const bool sent = kernels().compensate(next, difference.data() + begin, -1.0f, 1.0f, n);
+    const bool finite = kernels().compensate(next, kept, 1.0f, 1.0f, n);
+    const float* const result = out.data() + begin;
+    if (sent && finite && all_finite(result, n)) {
+      std::copy_n(next, n, kept);
+      return;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      const float moved = std::isfinite(next[i]) ? next[i] : kept[i];
+      kept[i] = std::isfinite(result[i]) ? moved : 0.0f;
+    }
+  });
+}
+
 Memory::Memory(const Stage* stage) {
   if (stage == nullptr) return;
   const std::string_view name = stage->info->name;
   kind_ = name == "momentum_correction" ? Kind::kMomentumCorrection
           : name == "signum"            ? Kind::kSignum
+          : name == "ef21"              ? Kind::kEf21
                                         : Kind::kResidual;
   params_ = &stage->params;
 }
@@ -127,6 +194,10 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
       correction.masking = params_->boolean("masking") && codec.info->symbols == Symbols::kIndices;
       return encode(arrays.residual, Feedback(arrays.residual, grad.data(), correction));
     }
+    case Kind::kEf21:
+      return {Code::kSpec,
+              "ef21 needs the averages of all ranks, which this interface does not know: use "
+              "'residual' instead"};
     case Kind::kSignum:
       break;
   }

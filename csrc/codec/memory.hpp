@@ -51,6 +51,19 @@ void momentum_step(Span<float> step, Span<const float> grad, const Correction& c
 // becomes 0, as do its elements that are not finite.
 void subtract_sent(Span<float> velocity, Span<const float> sent, const Correction& correction);
 
+// EF21: difference = grad - estimate. Returns whether all elements are finite; if not, all become
+// NaN, so that codecs send NaN whichever elements they choose.
+bool subtract_estimate(Span<float> difference, Span<const float> grad, Span<const float> estimate);
+// EF21's result: out = mean + average, where `mean` is that of all ranks' estimates and `average`
+// that of the differences they have sent. It is the next mean; there, elements that are not finite
+// become 0. `out` may be `average`.
+void add_average(Span<float> mean, Span<const float> average, Span<float> out);
+// After add_average() has written `out`: estimate += difference - unsent, that is, what this rank
+// has sent. Elements start again from 0 where `out` is not finite, and stay where nothing was sent
+// of a difference that is not finite.
+void add_sent(Span<float> estimate, Span<const float> difference, Span<const float> unsent,
+              Span<const float> out);
+
 // One tensor's arrays, which the caller owns: all 0 before the first step, empty if not kept.
 struct MemoryArrays {
   Span<float> residual;
@@ -83,7 +96,7 @@ class Memory {
                 std::size_t* written) const;
 
  private:
-  enum class Kind { kNone, kResidual, kSignum, kMomentumCorrection };
+  enum class Kind { kNone, kResidual, kSignum, kMomentumCorrection, kEf21 };
 
   bool corrects() const noexcept { return kind_ == Kind::kMomentumCorrection; }
 

@@ -1,3 +1,5 @@
+#include <string_view>
+
 #include "stages/rows.hpp"
 
 namespace gradcomp {
@@ -45,8 +47,13 @@ StageInfo powersgd_stage() {
                    "elements of the factors on the wire; bf16 is all-gathered"),
       residual_lr_param(),
   };
-  stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
-    return memory == nullptr ? nullptr : "it keeps its own error feedback; leave out the memory";
+  stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
+    if (memory == nullptr) return nullptr;
+    if (memory->name != std::string_view("ef21")) {
+      return "it keeps its own error feedback; leave out the memory, or use ef21 instead of it";
+    }
+    if (params.choice("lr") == "ignore") return nullptr;
+    return "ef21 takes the place of the residual that lr=scale would scale; leave out lr";
   };
   return stage;
 }
@@ -98,6 +105,13 @@ StageInfo chunk_allreduce_stage() {
                  true),
       integer_param("chunk", "512", 1, 65536, "elements per chunk"),
       choice_param("values", "fp32", "fp32|fp16", "elements on the wire"),
+  };
+  stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
+    const bool ef21 = memory != nullptr && memory->name == std::string_view("ef21");
+    if (!ef21 || params.choice("values") == "fp32") return nullptr;
+    return "ef21 adds up what the ranks have sent, and none knows what a sum of float16 has "
+           "rounded; "
+           "use values=fp32, or residual";
   };
   stage.symbols = Symbols::kIndices;  // every rank knows the indices of the elements sent
   return stage;

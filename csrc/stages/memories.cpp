@@ -99,4 +99,29 @@ StageInfo momentum_correction_stage() {
   return stage;
 }
 
+StageInfo ef21_stage() {
+  ParamInfo momentum = real_param("momentum", "0.0", 0, 0.9999,
+                                  "above 0, EF21-SGDM: each rank sends differences to the moving "
+                                  "average of its gradients, in which the past has this weight and "
+                                  "the gradient 1 - momentum (the paper's eta)");
+  momentum.omits_default = true;
+  StageInfo stage;
+  stage.name = "ef21";
+  stage.kind = StageKind::kMemory;
+  stage.summary =
+      "error feedback by differences: a rank sends its gradient less an estimate that all ranks' "
+      "average follows; the result is the mean of all estimates";
+  stage.paper =
+      "Richtarik, Sokolov, Fatkhullin: EF21: A New, Simpler, Theoretically Better, and Practically "
+      "Faster Error Feedback, NeurIPS 2021; momentum: Fatkhullin, Tyurin, Richtarik: Momentum "
+      "Provably Improves Error Feedback!, NeurIPS 2023";
+  stage.nonfinite =
+      "a tensor with an element that is not finite is sent as NaN; elements with a result that is "
+      "not finite start again from 0 on every rank";
+  stage.example = "ef21|topk(ratio=0.01)";
+  stage.feeds_back = true;
+  stage.params = {momentum};
+  return stage;
+}
+
 }  // namespace gradcomp

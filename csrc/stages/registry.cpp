@@ -21,6 +21,7 @@ std::vector<StageInfo> own_stages() {
       residual_stage(),
       signum_stage(),
       momentum_correction_stage(),
+      ef21_stage(),
       rotate_stage(),
       identity_stage(),
       fp16_stage(),

@@ -14,6 +14,7 @@ StageInfo chunk_dgc_stage();
 StageInfo residual_stage();
 StageInfo signum_stage();
 StageInfo momentum_correction_stage();
+StageInfo ef21_stage();
 // transforms.cpp
 StageInfo rotate_stage();
 // algorithms.cpp

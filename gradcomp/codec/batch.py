@@ -7,11 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, split
-from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem
+from gradcomp.codec.batch_items import AdvanceItem, DecodeItem, DifferItem, EncodeItem, GiveItem
 from gradcomp.codec.devices import HOST, Device, Encoded, device_of
 from gradcomp.stopwatch import timed
 
-__all__ = ["decode_batch_add", "encode_batch", "give_batch", "launch_batch"]
+__all__ = [
+    "advance_batch",
+    "decode_batch_add",
+    "differ_batch",
+    "encode_batch",
+    "give_batch",
+    "launch_batch",
+]
 
 
 def encode_batch(tensors: Sequence[EncodeItem]) -> tuple[ByteArray, list[int]]:
@@ -80,6 +87,20 @@ def give_batch(tensors: Sequence[GiveItem]) -> None:
     """Write exact gradients to their outputs; see `Device.give`."""
     for device, places in _by_device([device_of(tensor.grad) for tensor in tensors]).items():
         device.give([tensors[place] for place in places])
+
+
+@timed("compensate")
+def differ_batch(tensors: Sequence[DifferItem]) -> None:
+    """Compute differences to estimates; see `DifferItem`."""
+    for device, places in _by_device([device_of(tensor.grad) for tensor in tensors]).items():
+        device.differ([tensors[place] for place in places])
+
+
+@timed("compensate")
+def advance_batch(tensors: Sequence[AdvanceItem]) -> None:
+    """Add what was sent to estimates; see `AdvanceItem`."""
+    for device, places in _by_device([device_of(tensor.mean) for tensor in tensors]).items():
+        device.advance([tensors[place] for place in places])
 
 
 def _by_device(devices: Sequence[Device]) -> dict[Device, list[int]]:

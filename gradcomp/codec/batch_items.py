@@ -12,7 +12,7 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 
-__all__ = ["DecodeItem", "EncodeItem", "GiveItem", "PeerItem"]
+__all__ = ["AdvanceItem", "DecodeItem", "DifferItem", "EncodeItem", "GiveItem", "PeerItem"]
 
 
 class EncodeItem(NamedTuple):
@@ -107,3 +107,31 @@ class GiveItem(NamedTuple):
     beta: float
     gamma: float
     out: FloatArray
+
+
+class DifferItem(NamedTuple):
+    """A tensor with EF21: ``difference = grad - estimate``, all NaN if an element is not finite; flat."""
+
+    difference: FloatArray
+    grad: FloatArray
+    estimate: FloatArray
+
+
+class AdvanceItem(NamedTuple):
+    """A tensor with EF21 after an average of differences; arrays are flat.
+
+    Attributes:
+        mean: of all ranks' estimates; ``mean += average``, and elements that are not finite become 0.
+        average: of what was sent.
+        out: gets the sum as it is; it may be ``average``.
+        estimate: of this rank; ``estimate += difference - unsent``. Elements become 0 where the sum is not
+            finite, and stay where this is not. None: it is ``mean``.
+        difference, unsent: of this step; None without ``estimate``.
+    """
+
+    mean: FloatArray
+    average: FloatArray
+    out: FloatArray
+    estimate: FloatArray | None = None
+    difference: FloatArray | None = None
+    unsent: FloatArray | None = None

@@ -15,7 +15,14 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
-from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
+from gradcomp.codec.batch_items import (
+    AdvanceItem,
+    DecodeItem,
+    DifferItem,
+    EncodeItem,
+    GiveItem,
+    PeerItem,
+)
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
@@ -87,6 +94,14 @@ class Device(Protocol):
 
     def give(self, tensors: Sequence[GiveItem]) -> None:
         """Write exact gradients to their outputs; each product and sum is rounded."""
+        ...
+
+    def differ(self, tensors: Sequence[DifferItem]) -> None:
+        """Compute differences before they are encoded; see `DifferItem`."""
+        ...
+
+    def advance(self, tensors: Sequence[AdvanceItem]) -> None:
+        """Add what was sent to estimates; see `AdvanceItem`. Each sum and difference is rounded."""
         ...
 
     def to_peers(self, codec: Codec) -> PeerDevice | None:
@@ -262,6 +277,18 @@ class _Host:
             _core.compensate(residual, grad, beta, gamma)
             np.copyto(out, residual)
             _core.zero(residual)
+
+    def differ(self, tensors: Sequence[DifferItem]) -> None:
+        for difference, grad, estimate in tensors:
+            _core.subtract_estimate(difference, grad, estimate)
+
+    def advance(self, tensors: Sequence[AdvanceItem]) -> None:
+        for mean, average, out, estimate, difference, unsent in tensors:
+            _core.add_average(mean, average, out)
+            if estimate is not None:
+                assert difference is not None
+                assert unsent is not None
+                _core.add_sent(estimate, difference, unsent, out)
 
     def to_peers(self, codec: Codec) -> PeerDevice | None:
         return None

@@ -14,6 +14,7 @@ _OTHER_NAMES = {
     "fp8": "float8 e4m3 e5m2 fp8e4m3 fp8e5m2",
     "identity": "float32 fp32 f32 none null no off dense full uncompressed nocompression",
     "residual": "ef errorfeedback feedback memory",
+    "ef21(momentum=0.9)": "ef21sgdm ef21m",
     "sign": "signsgd",
     "sign(scale=one)": "signsgd",
     "signsgd_mv": "signsgd majorityvote signmv",

@@ -42,7 +42,7 @@ from gradcomp.config.spec_schedule import (
 )
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.averaging import MEAN, Average, Averaging, Clip
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION
+from gradcomp.exchange.memory import EF21, MOMENTUM_CORRECTION
 from gradcomp.exchange.select import (
     averaging_refusal,
     exchange_refusal,
@@ -156,7 +156,9 @@ class Compress(StrictModel):
     def small(self) -> Spec:
         """The spec of tensors that default rules take: uncompressed, with the default's momentum."""
         memory = self.default.specs[0].memory
-        if memory is None or memory.name != MOMENTUM_CORRECTION:
+        if memory is None or memory.name not in (MOMENTUM_CORRECTION, EF21):
+            return specs.parse("identity")
+        if memory.name == EF21 and not memory.params["momentum"]:
             return specs.parse("identity")
         return specs.parse(f"{memory.text}|identity")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gradcomp.codec.spec import Stage
 from gradcomp.exchange.memory import (
+    EF21,
     MOMENTUM_CORRECTION,
     NORM,
     RESIDUAL_LR,
@@ -49,12 +50,14 @@ def make_memory(
 
 
 def hands_over(stage: Stage | None) -> bool:
-    """Whether a memory's `source` leaves all arithmetic on elements to the encoder.
+    """Whether a memory leaves all arithmetic on elements to devices.
 
-    Its gradients and arrays may then be on any device.
+    Its gradients and arrays may then be on any of them.
     """
     if stage is None:
         return True
     if stage.name == MOMENTUM_CORRECTION:
         return bool(stage.params["clip"] == "none")
+    if stage.name == EF21:
+        return not stage.params["momentum"]
     return stage.name == "residual" and stage.params["average"] == 0 == stage.params["limit"]

@@ -23,6 +23,10 @@ from gradcomp.exchange.rounds import TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = [
+    "EF21",
+    "ESTIMATE",
+    "ESTIMATE_MEAN",
+    "ESTIMATE_ROWS",
     "MOMENTUM_CORRECTION",
     "NORM",
     "RESIDUAL_LR",
@@ -45,6 +49,18 @@ MemoryState = dict[str, Arrays]
 
 MOMENTUM_CORRECTION = "momentum_correction"
 """The memory that applies the optimizer's momentum, and must then do so for every tensor."""
+
+EF21 = "ef21"
+"""The memory of differences; see `gradcomp.exchange.estimates.Estimates`."""
+
+ESTIMATE = "estimate"
+"""Kind of state: EF21's estimate of a rank's gradient."""
+
+ESTIMATE_MEAN = "estimate_mean"
+"""Kind of state: the mean of all ranks' estimates, equal on all of them."""
+
+ESTIMATE_ROWS = "estimate_rows"
+"""Kind of state: the sum of all ranks' estimates in a rank's own rows, in a reduce-scatter."""
 
 RESIDUAL_LR = "residual_lr"
 """Kind of state: the learning rate of a residual's last step, one element for each tensor."""

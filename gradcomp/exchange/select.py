@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.devices import Device
-from gradcomp.codec.spec import Spec
+from gradcomp.codec.spec import Spec, parse
 from gradcomp.exchange.algorithms.atomo import Atomo
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
@@ -20,12 +20,18 @@ from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.automatic import Choice, automatic_choice
 from gradcomp.exchange.averaging import MEAN, Averaging
+from gradcomp.exchange.estimates import Estimates
 from gradcomp.exchange.make_memory import make_memory
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION, Residual
+from gradcomp.exchange.memory import EF21, MOMENTUM_CORRECTION, Arrays, Residual
 from gradcomp.exchange.momentum import MomentumCorrection
-from gradcomp.exchange.patterns.base import Aggregator, Context
+from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.patterns.differences import (
+    AverageMomentum,
+    Differences,
+    DifferencesBucket,
+)
 from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.patterns.reduce import BucketedReduce, NonlinearReduce, Reduce
 from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
@@ -164,11 +170,11 @@ def patterns_text(
 
 
 def _sums_gradients(spec: Spec) -> bool:
-    """Whether gradients are all-reduced uncompressed: by `Dense` or `DenseMomentum`."""
+    """Whether gradients are all-reduced uncompressed: by `Dense`, or an aggregator with momentum."""
     if spec.algorithm is not None or get_codec(spec.first_codec).name != "identity":
         return False
     memory = spec.memory
-    return memory is None or memory.name == MOMENTUM_CORRECTION
+    return memory is None or memory.name in (MOMENTUM_CORRECTION, EF21)
 
 
 def exchange_refusal(spec: Spec, exchange: str) -> str | None:
@@ -231,6 +237,11 @@ def averaging_refusal(spec: Spec, exchange: str, averaging: Averaging) -> str | 
     pattern = exchange_pattern(spec, exchange)
     if averaging == MEAN or pattern == "dense":
         return None
+    if spec.memory is not None and spec.memory.name == EF21:
+        return (
+            f"'{spec}' keeps the mean of all ranks' estimates, and averages them as they are: leave "
+            "average and clip out, or use residual"
+        )
     if pattern == "algorithm":
         return f"'{spec}' adds up all ranks in its own exchanges; use a codec with exchange: gather"
     if pattern != "gather":
@@ -283,19 +294,66 @@ def make_aggregator(
     return aggregator
 
 
-def _error_feedback(spec: Spec, context: Context, aggregator: Aggregator) -> Residual | None:
-    """The residual of a spec with frames that stand for the gradient itself; None if there is none."""
+def _error_feedback(
+    spec: Spec, context: Context, aggregator: Aggregator
+) -> Residual | Estimates | None:
+    """The memory of a spec with frames that stand for the gradient itself; None if there is none."""
+    if spec.memory is not None and spec.memory.name == EF21:
+        return Estimates(_momentum(spec), context.state, {})
     if isinstance(aggregator, Algorithm):
         return aggregator.error_feedback()
     memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
     return memory if isinstance(memory, Residual) else None
 
 
+def _momentum(spec: Spec) -> float:
+    assert spec.memory is not None
+    momentum = spec.memory.params["momentum"]
+    assert isinstance(momentum, float)
+    return momentum
+
+
+def _differences(spec: Spec, context: Context, exchange: str) -> Aggregator:
+    """The aggregator of a spec with EF21: that of its codec, or algorithm, averages differences."""
+    momentum = _momentum(spec)
+    unsent: Arrays = {}
+    if context.scatters:
+        return ReduceScatter(
+            get_codec(spec.codec),
+            Residual(1.0, 1.0, unsent),
+            context,
+            Estimates(momentum, context.state, unsent),
+        )
+    if _sums_gradients(spec):
+        return AverageMomentum(momentum, context.state) if momentum else Dense()
+    # Averages that depend on the mean of the differences alone: all ranks have one estimate.
+    pattern = exchange_pattern(spec, exchange, context.world_size, MEAN, context.peer_device)
+    summed = pattern == "reduce" or (
+        spec.algorithm is not None and spec.algorithm.name == "powersgd"
+    )
+    estimates = Estimates(momentum, context.state, unsent, shared=summed)
+    inner = _aggregator(
+        parse(spec.codec if summed else f"residual|{spec.codec}"),
+        context._replace(state={**context.state, "residual": unsent}),
+        exchange,
+        MEAN,
+    )
+    if not isinstance(inner, BucketAggregator):
+        return Differences(estimates, inner)
+    return DifferencesBucket(estimates, inner)
+
+
 def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averaging) -> Aggregator:
+    between = pattern_between_nodes(exchange)
+    if (
+        spec.memory is not None
+        and spec.memory.name == EF21
+        and (between is None or _sums_gradients(spec))
+    ):
+        return _differences(spec, context, exchange)
     if context.scatters:
         memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
         return ReduceScatter(get_codec(spec.codec), memory, context)
-    between = pattern_between_nodes(exchange)
     if between is not None and not _sums_gradients(spec):
         aggregator = make_aggregator(spec, context.of_nodes(), between, averaging)
         return aggregator if context.node.size == 1 else two_level(aggregator, context.node)

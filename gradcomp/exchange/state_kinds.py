@@ -6,7 +6,14 @@ from collections.abc import Hashable
 
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
-from gradcomp.exchange.memory import NORM, RESIDUAL_LR
+from gradcomp.exchange.memory import (
+    EF21,
+    ESTIMATE,
+    ESTIMATE_MEAN,
+    ESTIMATE_ROWS,
+    NORM,
+    RESIDUAL_LR,
+)
 from gradcomp.exchange.select import ALGORITHMS
 
 __all__ = ["REPLICATED_KINDS", "STATE_KINDS", "state_of"]
@@ -15,10 +22,19 @@ REPLICATED_KINDS = (
     *(kind for algorithm in ALGORITHMS.values() for kind in algorithm.replicated_kinds),
     "basis",
     RESIDUAL_LR,
+    ESTIMATE_MEAN,
 )
 """Kinds of state that are equal on all ranks."""
 
-STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS, "carried", NORM)
+STATE_KINDS = (
+    "residual",
+    "momentum",
+    *REPLICATED_KINDS,
+    "carried",
+    NORM,
+    ESTIMATE,
+    ESTIMATE_ROWS,
+)
 """All kinds: keys of `Pipeline.state_dict`."""
 
 
@@ -29,7 +45,11 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
     """
     kinds: dict[str, Hashable] = {}
     memory, algorithm = spec.memory, spec.algorithm
-    if memory is not None:
+    if memory is not None and memory.name == EF21:
+        kinds.update(dict.fromkeys((ESTIMATE, ESTIMATE_MEAN, ESTIMATE_ROWS)))
+        if memory.params["momentum"]:
+            kinds["momentum"] = EF21
+    elif memory is not None:
         if memory.name != "signum":
             kinds["residual"] = None
         if memory.name != "residual":
@@ -39,8 +59,10 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
     if memory is not None and memory.params.get("limit"):
         kinds[NORM] = None
     if algorithm is not None:
-        kinds.update(ALGORITHMS[algorithm.name].state_of(algorithm.params))
-        return kinds
+        own = ALGORITHMS[algorithm.name].state_of(algorithm.params)
+        if ESTIMATE in kinds:
+            own.pop("residual", None)  # estimates take its place
+        return {**kinds, **own}
     codec = get_codec(spec.first_codec)
     if codec.carried:
         kinds["carried"] = codec.name

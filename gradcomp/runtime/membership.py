@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION, NORM
+from gradcomp.exchange.memory import ESTIMATE, ESTIMATE_MEAN, MOMENTUM_CORRECTION, NORM
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.state.rank_state import State
@@ -24,7 +24,8 @@ def resized(state: State, rank: int, world_size: int) -> State:
 
     The mean of residuals over the ranks is what is still to be applied. Residuals are multiplied by
     the new size over the old one, so that ranks that come, with residuals of 0, leave the mean as it
-    is. Ranks that go take theirs along.
+    is. Ranks that go take theirs along. EF21's estimates become the mean of all, which then stays
+    their mean.
 
     Args:
         state: of `Pipeline.state_dict`, with one rank in a node.
@@ -36,6 +37,7 @@ def resized(state: State, rank: int, world_size: int) -> State:
         "rank": rank,
         "world_size": world_size,
         "residual": {name: residual * factor for name, residual in state["residual"].items()},
+        ESTIMATE: {},
         # Measured with another number of ranks.
         "decisions": state["decisions"] if same else [],
     }
@@ -89,7 +91,7 @@ def take_common_state(
     common: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Continue as a rank with that `common_state`; own arrays that are missing are 0.
+    """Continue as a rank with that `common_state`; own arrays that are missing are 0, and EF21's those of the mean.
 
     Args:
         shapes: of all tensors by name.
@@ -100,8 +102,10 @@ def take_common_state(
     arrays.update({kind: common[kind] for kind in REPLICATED_KINDS})
     for kind in _OWN_KINDS:
         for name in common["names"][kind]:
-            zeros = np.zeros(math.prod(shapes[name]), np.float32)
-            arrays[kind][name] = state[kind].get(name, zeros)
+            missing = common[ESTIMATE_MEAN].get(name) if kind == "momentum" else None
+            if missing is None:
+                missing = np.zeros(math.prod(shapes[name]), np.float32)
+            arrays[kind][name] = state[kind].get(name, missing)
     arrays["momentum"].update(common["dense momentum"])
     pipeline.load_state_dict({**state, **arrays, **{key: common[key] for key in _COMMON}})
     if common["epoch"] is not None:

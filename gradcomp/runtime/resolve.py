@@ -19,6 +19,7 @@ from gradcomp.exchange.make_memory import hands_over
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.patterns.differences import AverageMomentum
 from gradcomp.exchange.pieces import is_cut, pieces_of
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.exchange.select import (
@@ -224,7 +225,7 @@ class Resolver:
         aggregator = self._aggregator(spec, exchange, step, rule.averaging)
         if not aggregator.takes(key.shape):
             return Resolved(key, phase, DENSE_SPEC, self._dense, None, fixed)
-        if self._policy is None or isinstance(aggregator, Dense | DenseMomentum):
+        if self._policy is None or isinstance(aggregator, Dense | DenseMomentum | AverageMomentum):
             return Resolved(key, phase, spec, aggregator, None, fixed)
         if step < aggregator.start_step:
             return Resolved(key, phase, spec, aggregator, None, False)

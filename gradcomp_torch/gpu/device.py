@@ -13,7 +13,9 @@ import torch
 from gradcomp import Codec, DecodeItem, EncodeItem
 from gradcomp.adapter_api import ByteArray, FloatArray, Spec
 from gradcomp.device_api import (
+    AdvanceItem,
     ApplyItem,
+    DifferItem,
     Encoded,
     FactorDevice,
     GiveItem,
@@ -168,6 +170,34 @@ class TorchDevice:
         torch._foreach_copy_(outs, exact)
         if fed:
             torch._foreach_zero_(residuals)
+
+    def differ(self, tensors: Sequence[DifferItem]) -> None:
+        """See `Device`; on the side stream, before encoding."""
+        grads = [array_of(item.grad) for item in tensors]
+        given = [grad.tensor for grad in grads]
+        estimates = [tensor_of(item.estimate) for item in tensors]
+        differences = [tensor_of(item.difference) for item in tensors]
+        computed = filter(None, (grad.computed for grad in grads))
+        with self._staging.beside([*given, *estimates, *differences], computed):
+            torch._foreach_copy_(differences, given)
+            torch._foreach_sub_(differences, estimates)
+        self.poison([item.difference for item in tensors])
+
+    def advance(self, tensors: Sequence[AdvanceItem]) -> None:
+        """See `Device`; on the current stream, after encoding and the sum."""
+        self._staging.join()
+        for item in tensors:
+            mean, out = tensor_of(item.mean), tensor_of(item.out)
+            torch.add(mean, tensor_of(item.average), out=out)
+            finite = torch.isfinite(out)
+            mean.copy_(torch.where(finite, out, 0.0))
+            if item.estimate is None:
+                continue
+            estimate = tensor_of(item.estimate)
+            following = tensor_of(item.difference) - tensor_of(item.unsent)
+            following += estimate
+            kept = torch.where(torch.isfinite(following), following, estimate)
+            estimate.copy_(torch.where(finite, kept, 0.0))
 
     def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
         """See `ProductDevice`; torch multiplies."""

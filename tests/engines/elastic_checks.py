@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from elastic.job import ElasticJob, end_after
-from elastic.laws import Life, check_replicas, check_resets, check_steps, lives_of, sizes_of
+from elastic.laws import (
+    Life,
+    check_replicas,
+    check_resets,
+    check_steps,
+    complete,
+    lives_of,
+    sizes_of,
+)
 
 
 def ranks_come_go_and_die(job: ElasticJob, last: Path) -> list[Life]:
@@ -33,6 +43,18 @@ def ranks_come_go_and_die(job: ElasticJob, last: Path) -> list[Life]:
     check_steps(lives)
     assert check_resets(lives) >= 3
     return lives
+
+
+def check_estimates(lives: list[Life]) -> None:
+    """The mean of all ranks' estimates is the one that each rank keeps, after every step."""
+    checked = 0
+    for life in lives:
+        for step, rows in complete(life).items():
+            own, means = np.transpose([row["estimates"] for row in rows])
+            assert len(set(means)) == 1, f"ranks differ after step {step}"
+            assert abs(own.mean() - means[0]) < 1e-3, f"step {step}: {own} and {means}"
+            checked += len(rows) > 1 and len(set(own)) > 1
+    assert checked > 5
 
 
 def rank_0_dies(job: ElasticJob, last: Path) -> list[Life]:

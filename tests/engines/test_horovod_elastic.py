@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_checks import rank_0_dies, ranks_come_go_and_die
+from elastic_checks import check_estimates, rank_0_dies, ranks_come_go_and_die
 from launch import ENVIRONMENT, HOROVODRUN
 
 from elastic.job import ElasticJob
@@ -37,7 +37,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
 
 @pytest.mark.parametrize("job", [COMMAND], indirect=True, ids=["own"])
 def test_ranks_come_go_and_die(job: ElasticJob, tmp_path: Path) -> None:
-    ranks_come_go_and_die(job, tmp_path / "last")
+    check_estimates(ranks_come_go_and_die(job, tmp_path / "last"))
 
 
 @pytest.mark.parametrize("job", [UNEDITED], indirect=True, ids=["unedited"])

@@ -40,6 +40,11 @@ CASES = [
     ("dion(rank_fraction=0.5)", "auto"),
     ("dion2(fraction=0.985)", "auto"),
     ("demo", "auto"),
+    ("ef21|topk(ratio=0.1)", "auto"),
+    ("ef21|int8", "sra"),
+    ("ef21(momentum=0.5)|topk(ratio=0.1)", "sparse_allreduce"),
+    ("ef21|powersgd(rank=1,start_step=1)", "auto"),
+    ("ef21(momentum=0.5)|identity", "auto"),
 ]
 
 

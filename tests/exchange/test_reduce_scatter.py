@@ -94,6 +94,50 @@ def test_unsent_parts_stay_with_their_senders(spec: str, ranks: int) -> None:
     assert any(lack.any() for lack in lacking.values())
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "spec", [*(f"ef21|{codec}" for codec in CODECS), "ef21(momentum=0.5)|int4"]
+)
+def test_sums_are_those_of_all_estimates(spec: str, ranks: int) -> None:
+    """Also after steps at another number of ranks, where all ranks' estimates become their mean."""
+    of_ranks = pipelines(spec, ranks)
+    for number in range(8):
+        if number == 4:
+            states = [one.state_dict() for one in of_ranks]
+            of_ranks = pipelines(spec, ranks + 1)
+            for one in of_ranks:
+                one.load_state_dict(states)
+        for name, total in step(of_ranks, gradients(len(of_ranks), number)).items():
+            estimates = [one.state_dict()["estimate"][name] for one in of_ranks]
+            np.testing.assert_allclose(total, np.sum(estimates, axis=0), atol=1e-4)
+
+
+def test_own_rows_are_exact_with_differences() -> None:
+    of_ranks = pipelines("ef21|sign", 2)
+    for number in range(3):
+        grads = gradients(2, number)
+        step(of_ranks, grads)
+        for one, begin, end in ((of_ranks[0], 0, 30 * 8), (of_ranks[1], 30 * 8, 60 * 8)):
+            rows = one.state_dict()["estimate"]["even"][begin:end]
+            expected = grads[one.rank]["even"].reshape(-1)[begin:end]
+            np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-6)
+
+
+def test_a_value_that_is_not_finite_leaves_estimates() -> None:
+    of_ranks = pipelines("ef21|int4", 2)
+    for number in range(3):
+        grads = gradients(2, number)
+        if number == 1:
+            for grad in grads[0].values():
+                grad[0] = np.nan
+        sums = step(of_ranks, grads)
+        for name, total in sums.items():
+            assert np.isfinite(total).all() or number == 1, name
+    for one in of_ranks:
+        for kind in ("estimate", "estimate_rows"):
+            assert all(np.isfinite(array).all() for array in one.state_dict()[kind].values())
+
+
 @pytest.mark.parametrize("there", [{0}, {1, 2}])
 def test_sums_and_states_are_those_of_the_host(there: set[int]) -> None:
     """Ranks on devices that take some of the tensors, beside ranks on the host."""

@@ -76,6 +76,7 @@ def compare_mixed_precision() -> int:
         "residual|topk(ratio=0.2)|raw32",
         "momentum_correction(momentum=0.9)|topk(ratio=0.1)|raw32",
     ]
+    specs += ["ef21|topk(ratio=0.2)|raw32", "ef21|int8(bucket=64)"]
     specs += ["residual|randomk(ratio=0.1)", "residual|int8(bucket=64)"]
     compared = 0
     for spec, device in product(specs, ("auto", "direct")):

@@ -11,7 +11,7 @@ from gpu.processes import run
 def test_averages_and_states_are_those_of_the_host() -> None:
     done = run("changes.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "24 steps of schedules, 56 of mixed precision\n"
+    assert done.stdout == "24 steps of schedules, 84 of mixed precision\n"
 
 
 @pytest.mark.full

@@ -40,6 +40,7 @@ SPECS = [
     "residual|randomk(ratio=0.2,values=int8)",
     "momentum_correction(momentum=0.9)|topk(ratio=0.1)",
     "momentum_correction(momentum=0.9,nesterov=true,masking=false)|topk(ratio=0.1)",
+    "ef21|topk(ratio=0.1)",
 ]
 
 
@@ -69,6 +70,7 @@ def test_ranks_on_devices_and_on_the_host_average_together(spec: str) -> None:
 
 
 LOW_RANK = {
+    "ef21|powersgd(rank=2,start_step=0)": 2,
     "powersgd(rank=2,start_step=1)": 2,
     "powersgd(rank=1,start_step=0,variant=paper,iters_per_step=2,values=fp16)": 2,
     "powersgd(rank=2,start_step=0,iters_per_step=2,warm_start=false)": 1,

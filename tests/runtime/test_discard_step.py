@@ -28,6 +28,10 @@ SPECS = (
     "powersgd(rank=2,start_step=3)",
     "residual|chunk_allreduce(ratio=0.05)",
     "signsgd_mv",
+    "ef21|topk(ratio=0.02)",
+    "ef21(momentum=0.9)|adaptive(rate=0.25)",
+    "ef21|randomk(ratio=0.02)",
+    "ef21|powersgd(rank=2,start_step=0)",
 )
 
 

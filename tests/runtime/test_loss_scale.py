@@ -21,6 +21,10 @@ SPECS = (
     "residual|qsgd(levels=7)",
     "residual|int8",
     "threshold(tau=100)",
+    "ef21|topk(ratio=0.02)",
+    "ef21(momentum=0.9)|int8",
+    "ef21(momentum=0.9)|randomk(ratio=0.02)",
+    "ef21|powersgd(rank=2,start_step=0)",
 )
 
 

@@ -24,6 +24,7 @@ SPECS = [
     "residual|sign",
     "powersgd(rank=2,start_step=1)",
     "residual|polar(rate=0.25)",
+    "ef21|topk(ratio=0.05)",
 ]
 
 

@@ -39,7 +39,12 @@ def test_settings_out_of_range_are_refused(setting: dict[str, Any], text: str) -
 
 @pytest.mark.parametrize(
     ("spec", "lr", "momentum"),
-    [("int4", 0.7, 0.9), ("residual|int4", 1.0, 0.0), ("powersgd(rank=2)", 1.0, 0.0)],
+    [
+        ("int4", 0.7, 0.9),
+        ("residual|int4", 1.0, 0.0),
+        ("ef21|int4", 1.0, 0.0),
+        ("powersgd(rank=2)", 1.0, 0.0),
+    ],
 )
 def test_defaults_depend_on_error_feedback(spec: str, lr: float, momentum: float) -> None:
     chosen = options(spec)

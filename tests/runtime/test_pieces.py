@@ -22,6 +22,8 @@ SPECS = (
     "residual|globaltopk(ratio=0.05)",
     "powersgd(rank=2,start_step=1)",
     "momentum_correction|topk(ratio=0.05)",
+    "ef21(momentum=0.5)|topk(ratio=0.05)",
+    "ef21|randomk(ratio=0.1)",
 )
 
 

@@ -33,6 +33,7 @@ SPECS = [
     "dgc(warmup_epochs=0)",
     "signsgd_mv",
     "residual|topk(ratio=0.1)",
+    "ef21|randomk(ratio=0.1)",
 ]
 
 
@@ -65,6 +66,7 @@ def test_an_older_state_on_one_rank_ends_the_next_step(spec: str) -> None:
         ("powersgd(rank=2,start_step=0)", "powersgd_q of 1 tensors"),
         ("momentum_correction|identity", "momentum of 2 tensors"),
         ("residual|adaptive(rate=0.5,preset=basis)", "basis of 1 tensors"),
+        ("ef21|topk(ratio=0.1)", "estimate_mean of 2 tensors"),
     ],
 )
 def test_replicated_state_of_another_run_is_found(spec: str, kind: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem
+from gradcomp.codec.batch_items import AdvanceItem, DecodeItem, DifferItem, EncodeItem, GiveItem
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, DeviceArray, Encoded, PeerDevice
 from gradcomp.codec.spec import Spec
@@ -94,6 +94,17 @@ class CoreDevice:
                     residual=None if one.residual is None else self._elements(one.residual),
                     out=self._elements(one.out),
                 )
+                for one in tensors
+            ]
+        )
+
+    def differ(self, tensors: Sequence[DifferItem]) -> None:
+        HOST.differ([DifferItem(*map(self._elements, one)) for one in tensors])
+
+    def advance(self, tensors: Sequence[AdvanceItem]) -> None:
+        HOST.advance(
+            [
+                AdvanceItem(*(None if array is None else self._elements(array) for array in one))  # type: ignore[arg-type]
                 for one in tensors
             ]
         )

@@ -68,7 +68,7 @@ def residuals(pipeline: Pipeline) -> dict[str, dict[str, bytes]]:
     state = pipeline.state_dict()
     return {
         kind: {name: array.tobytes() for name, array in state[kind].items()}
-        for kind in ("residual", "momentum")
+        for kind in ("residual", "momentum", "estimate", "estimate_mean")
     }
 
 

@@ -7,10 +7,11 @@ from itertools import chain
 from typing import Any
 
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch import decode_batch_add, give_batch
+from gradcomp.codec.batch import decode_batch_add, differ_batch, give_batch
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import PeerDevice, peer_device_of
+from gradcomp.exchange.estimates import Estimates
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import Piece, cut_rows, encode_pieces
@@ -32,20 +33,45 @@ class ReduceScatter(BucketAggregator):
 
     Its rounds return sums, not averages, and of the rank's own rows alone: sharded models divide
     them by their own factor.
+
+    Args:
+        memory: of the spec.
+        estimates: of EF21, which sends differences; ``memory`` then keeps what a step does not send.
     """
 
-    on_devices = True
-
-    def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
+    def __init__(
+        self, codec: Codec, memory: Memory, context: Context, estimates: Estimates | None = None
+    ) -> None:
         self.bucket = ReduceScatter
         self.codec = codec
         self.memory = memory
         self.gather = Gather(codec, memory, context.seed, context.rank)
+        self.estimates = estimates
+        self.on_devices = estimates is None
         self._rank = context.rank
         self._world_size = context.world_size
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; returns sums of this rank's rows, flat float32."""
+        given = [_difference(member) for member in members]
+        sums = yield from self._sums(name, given)
+        begins = [0] * len(members)
+        for piece in cut_rows([member.key for member in members], self._world_size)[self._rank]:
+            begins[piece.member] = piece.begin
+        return [
+            self._settle(member, total, begin)
+            for member, total, begin in zip(given, sums, begins, strict=True)
+        ]
+
+    def _settle(self, member: Member, total: FloatArray, begin: int) -> FloatArray:
+        """The sum of a tensor's rows, from what has been sent of them."""
+        estimates = _checked(member).estimates
+        if estimates is None:
+            return total
+        difference = member.grad.reshape(-1)
+        return estimates.settle_rows(member.key, difference, total, begin, self._world_size)
+
+    def _sums(self, name: str, members: Sequence[Member]) -> BucketRound:
         bucket = _Bucket(members, self._rank, self._world_size)
         groups = [[bucket.to_encode(piece) for piece in chunk] for chunk in bucket.chunks]
         device = peer_device_of(list(chain.from_iterable(groups)))
@@ -152,6 +178,17 @@ class _Bucket:
             streams = gather.streams(piece.tensor_id(0), step, range(self._ranks))
             tensors.append(PeerItem(gather.codec, self.sums[piece.member], streams))
         return tensors
+
+
+def _difference(member: Member) -> Member:
+    """A tensor with what it sends: its gradient, or with EF21 a difference."""
+    estimates = _checked(member).estimates
+    if estimates is None:
+        return member
+    item = estimates.differ(member.grad, member.key)
+    differ_batch([item])
+    estimates.differed(item)
+    return member._replace(grad=item.difference.reshape(member.key.shape))
 
 
 def _checked(member: Member) -> ReduceScatter:

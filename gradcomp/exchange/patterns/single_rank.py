@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.exchange.estimates import Estimates
 from gradcomp.exchange.memory import Residual
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
 from gradcomp.exchange.rounds import BucketRound
@@ -25,7 +26,7 @@ class Alone(BucketAggregator):
         others: the aggregator that averages with other ranks.
     """
 
-    def __init__(self, memory: Residual, others: Aggregator) -> None:
+    def __init__(self, memory: Residual | Estimates, others: Aggregator) -> None:
         self.bucket = Alone
         self._memory = memory
         self._others = others

@@ -12,6 +12,7 @@ from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
+from gradcomp.exchange.memory import ESTIMATE
 from gradcomp.exchange.state_kinds import state_of
 from gradcomp.runtime.agree.comparison import check_equal, read_object
 from gradcomp.runtime.outer.fragments import PATTERNS
@@ -106,7 +107,7 @@ class OuterOptions:
                 "compress.average: senders divides each element by the number of ranks that sent it, "
                 "and samples weigh ranks: choose one of the two"
             )
-        feeds_back = any("residual" in state_of(spec) for spec in config.specs)
+        feeds_back = any(_feeds_back(spec) for spec in config.specs)
         lr = (1.0 if feeds_back else 0.7) if lr is None else lr
         momentum = (0.0 if feeds_back else 0.9) if momentum is None else momentum
         waits = next((spec for spec in config.specs if _waits(spec)), None)
@@ -166,4 +167,9 @@ def _check(config: Config) -> None:
 def _waits(spec: Spec) -> bool:
     """Whether most elements wait in a residual for many rounds."""
     sparse = spec.algorithm is None and "sparse" in get_codec(spec.first_codec).caps
-    return sparse and "residual" in state_of(spec)
+    return sparse and _feeds_back(spec)
+
+
+def _feeds_back(spec: Spec) -> bool:
+    """Whether what a round does not send is sent later."""
+    return not {"residual", ESTIMATE}.isdisjoint(state_of(spec))

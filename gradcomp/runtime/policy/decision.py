@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gradcomp.codec.spec import Spec, parse
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION
+from gradcomp.exchange.memory import EF21, MOMENTUM_CORRECTION
 
 __all__ = [
     "CANDIDATES",
@@ -143,10 +143,12 @@ def _times(seconds: Mapping[str, float]) -> str:
 def alternatives(spec: Spec) -> dict[str, Spec]:
     """The replacements of a spec, by choice.
 
-    With momentum correction the replacement keeps it, and there is no float16.
+    With momentum correction, or EF21-SGDM, the replacement keeps the momentum, and there is no float16.
     """
     memory = spec.memory
-    if memory is not None and memory.name == MOMENTUM_CORRECTION:
+    if memory is not None and (
+        memory.name == MOMENTUM_CORRECTION or (memory.name == EF21 and memory.params["momentum"])
+    ):
         return {DENSE: parse(f"{memory.text}|identity")}
     others = {DENSE: parse("identity"), HALF: parse("fp16")}
     return {name: other for name, other in others.items() if other.canonical != spec.canonical}

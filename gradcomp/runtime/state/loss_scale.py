@@ -11,13 +11,19 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import Device, device_of
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.memory import NORM, MemoryState
+from gradcomp.exchange.memory import (
+    ESTIMATE,
+    ESTIMATE_MEAN,
+    ESTIMATE_ROWS,
+    NORM,
+    MemoryState,
+)
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.runtime.state.step_copies import Before, StepCopies
 
 __all__ = ["LossScale", "check_scale", "check_sends_nan", "poisoned"]
 
-_SCALED_KINDS = ("residual", "momentum", NORM)
+_SCALED_KINDS = ("residual", "momentum", NORM, ESTIMATE, ESTIMATE_MEAN, ESTIMATE_ROWS)
 """Kinds of state that are proportional to the gradient."""
 
 

@@ -12,7 +12,16 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import device_of
 from gradcomp.codec.spec import parse
 from gradcomp.errors import StateError
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION, NORM, RESIDUAL_LR, Arrays, MemoryState
+from gradcomp.exchange.memory import (
+    ESTIMATE,
+    ESTIMATE_MEAN,
+    ESTIMATE_ROWS,
+    MOMENTUM_CORRECTION,
+    NORM,
+    RESIDUAL_LR,
+    Arrays,
+    MemoryState,
+)
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
@@ -39,7 +48,9 @@ Keys of the header:
 Keys of arrays, each by tensor name:
 
 - ``residual``: error feedback; DGC's velocity;
-- ``momentum``: of signum and momentum_correction;
+- ``momentum``: of signum, momentum_correction and ef21;
+- ``estimate``, ``estimate_mean``, ``estimate_rows``: of ef21; see
+  `gradcomp.exchange.estimates.Estimates`;
 - ``dion_q``: Dion's factors of columns, one vector after the other;
 - ``powersgd_p``, ``powersgd_q``: PowerSGD's factors of rows and columns, one vector after
   the other;
@@ -298,11 +309,19 @@ class RankState:
 
 def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
     """The arrays for every rank at another world size: means, and replicated arrays unchanged."""
-    return {
-        kind: (_same if kind in REPLICATED_KINDS else _mean)([rank[kind] for rank in ranks], kind)
+    merged = {
+        kind: (_same if kind in REPLICATED_KINDS else _mean)(
+            [rank.get(kind, {}) for rank in ranks], kind
+        )
         for kind in STATE_KINDS
-        if kind not in ("carried", NORM)  # of one rank, and soon found again
+        # The first two are of one rank, and soon found again; the last follows from the estimates.
+        if kind not in ("carried", NORM, ESTIMATE_ROWS)
     }
+    for name in merged[
+        ESTIMATE_MEAN
+    ]:  # every rank's estimate; the mean over ranks has other roundings
+        merged[ESTIMATE].pop(name, None)
+    return merged
 
 
 def _digest_arrays(arrays: Arrays) -> str:

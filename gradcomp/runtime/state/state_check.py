@@ -13,7 +13,7 @@ import numpy as np
 
 from gradcomp.codec.spec import parse
 from gradcomp.errors import SpecError, StateError
-from gradcomp.exchange.memory import NORM
+from gradcomp.exchange.memory import ESTIMATE, ESTIMATE_MEAN, ESTIMATE_ROWS, NORM
 from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.runtime.policy.decision import CANDIDATES, CONTENDERS, PolicyGroup
 
@@ -24,6 +24,9 @@ STATE_VERSION = 1
 _REMEDY = "the state is damaged or no compressor state: load an earlier checkpoint"
 _OTHERS = ("servers",)
 """Keys of engines in addition to the pipeline's; their adapters check them."""
+
+_LATER = {NORM, ESTIMATE, ESTIMATE_MEAN, ESTIMATE_ROWS}
+"""Kinds that earlier versions did not have."""
 
 _MAX_RANKS = 2**20
 _MAX_COUNT = 2**48
@@ -63,7 +66,7 @@ def _check(state: object) -> None:
     if not isinstance(state, Mapping):
         raise StateError(f"a compressor state is a {_type(state)}; it must be a mapping: {_REMEDY}")
     known = {*_HEADER, *STATE_KINDS}
-    missing = known - set(state) - {NORM}  # which earlier versions did not have
+    missing = known - set(state) - _LATER
     if missing:
         raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
     version = state["version"]

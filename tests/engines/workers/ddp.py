@@ -49,10 +49,11 @@ SPECS = {
     "vote": "signum|signsgd_mv",
     "singular": "atomo(rank=1)",
     "chunks": "residual|chunk_allreduce(ratio=0.05,chunk=16)",
+    "differences": "ef21(momentum=0.9)|topk(ratio=0.02)",
     "dense": "identity",
 }
 
-GATHERED = {"topk", "coded", "together", "vote", "singular"}
+GATHERED = {"topk", "coded", "together", "vote", "singular", "differences"}
 """Specs whose frames every rank gathers and adds itself."""
 
 

@@ -28,6 +28,13 @@ def residual_sum(compression: Any, name: str) -> float:
     return float(residual[name].double().sum()) if name in residual else 0.0
 
 
+def estimate_sums(compression: Any, name: str) -> list[float]:
+    """Of this rank's estimate, and of the mean of all."""
+    state = compression.state_dict()
+    mean = state["estimate_mean"][name]
+    return [float(of.double().sum()) for of in (state["estimate"].get(name, mean), mean)]
+
+
 def main(folder: Path) -> None:
     hvd.init()
     torch.set_num_threads(1)
@@ -85,6 +92,7 @@ def main(folder: Path) -> None:
                 given=given,
                 before=before,
                 after=residual_sum(compressions[0], "top"),
+                estimates=estimate_sums(compressions[0], "differences"),
             )
             if state.step % 3 == 0:
                 state.commit()

@@ -14,6 +14,7 @@ SPECS = {
     "some": "residual|randomk(ratio=0.1)",
     "polar": "residual|polar(rate=0.25)",
     "basis": "residual|adaptive(rate=0.5,preset=basis)",
+    "differences": "ef21(momentum=0.5)|topk(ratio=0.02)",
 }
 DGC = "dgc(ratio=0.05,warmup_epochs=0)"
 SHAPE = (72, 64)

@@ -48,16 +48,16 @@ def accumulation_job(of: str) -> None:
     """
     if of == "ddp":
         join()
-    scaled, plain = (_accumulate(of, scales) for scales in (True, False))
-    for one, other in zip(scaled, plain, strict=True):
-        assert torch.equal(one, other), (one - other).abs().max()
+    for spec in ("residual|topk(ratio=0.05)", "ef21(momentum=0.5)|topk(ratio=0.05)"):
+        scaled, plain = (_accumulate(of, spec, scales) for scales in (True, False))
+        for one, other in zip(scaled, plain, strict=True):
+            assert torch.equal(one, other), (one - other).abs().max()
 
 
-def _accumulate(of: str, scales: bool) -> list[torch.Tensor]:
+def _accumulate(of: str, spec: str, scales: bool) -> list[torch.Tensor]:
     torch.manual_seed(1)
     model: Any = torch.nn.Linear(64, 70)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.125)
-    spec = "residual|topk(ratio=0.05)"
     if of == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
         state, hook = ddp_hook(spec, model, optimizer)

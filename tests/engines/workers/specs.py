@@ -32,10 +32,17 @@ _ALGORITHMS = [
     "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky,variant=library)",
     "atomo(rank=2)",
     "residual|atomo(rank=1,unbiased=false,values=bf16)",
+    "ef21|powersgd(rank=2,start_step=0)",
+    "ef21(momentum=0.9)|chunk_allreduce(ratio=0.05,chunk=16)",
     "signsgd_mv",
     "signum|signsgd_mv(ties=plus)",
 ]
-_PRESETS = ["residual|adaptive(rate=0.5,preset=basis)"]
+_PRESETS = [
+    "residual|adaptive(rate=0.5,preset=basis)",
+    "ef21(momentum=0.9)|adaptive(rate=0.5,preset=basis)",
+    "ef21(momentum=0.9)|topk(ratio=0.01)",
+    "ef21(momentum=0.9)|identity",
+]
 SPECS = [
     *_CODECS,
     *(f"{memory}|{codec}" for memory in _MEMORIES for codec in _CODECS),
