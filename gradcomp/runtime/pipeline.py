@@ -96,17 +96,17 @@ class Pipeline:
         self._scatters = scatters
         self.elastic = elastic
         compress = self.config.compress
-        if scatters:
-            _check_scatters(self.config)
+        _check_scatters(self.config, scatters)
         self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
         self._state = RankState(rank, world_size, self.ranks_per_node)
-        predicted = predictions(compress.prior, world_size)
-        self._policy = Policy(predicted) if compress.policy == "auto" else None
+        prior = predictions(compress.prior, world_size)
+        self._policy = Policy(prior) if compress.policy == "auto" else None
         self._begin(None)
 
     def _begin(self, epoch: int | None) -> None:
         """Make everything that only this process can use."""
         self.stats = Stats(ranks=self.world_size, scatters=self._scatters)
+        self._state.watch(self.stats.residuals)
         self.node = self._state.node
         context = Context(
             self._state.arrays,
@@ -401,8 +401,10 @@ class Pipeline:
             self.stats.decisions = self.policy.decisions
 
 
-def _check_scatters(config: Config) -> None:
+def _check_scatters(config: Config, scatters: bool) -> None:
     """Raise ConfigError if a spec or an averaging of the configuration cannot be in a reduce-scatter."""
+    if not scatters:
+        return
     for label, spec, exchange in config.compress.choices:
         refusal = scatter_refusal(spec, exchange)
         if refusal is not None:

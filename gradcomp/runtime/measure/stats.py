@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
+from gradcomp.exchange.waiting import Waiting
 from gradcomp.runtime.measure.profile import Profile
 from gradcomp.runtime.policy.decision import Decision
 
@@ -30,6 +31,7 @@ class Stats:
         dense_link_bytes: bytes that would have passed it without compression: of ring all-reduces (with
             `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.
         decisions: of the policy ``auto``, one for each group.
+        residuals: measures `waiting`.
         steps: averages so far (the largest number of rounds of any tensor).
         inner_steps: inner steps before each outer step; 1 if every step has an average.
         profile: the time by phase since `start_profile`; None if it is not measured.
@@ -44,6 +46,7 @@ class Stats:
     link_bytes: float = 0.0
     dense_link_bytes: float = 0.0
     decisions: tuple[Decision, ...] = ()
+    residuals: Waiting = field(default_factory=Waiting, repr=False, compare=False)
     profile: Profile | None = field(default=None, repr=False, compare=False)
     _ends: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=RECENT), init=False, repr=False, compare=False
@@ -55,6 +58,14 @@ class Stats:
         if self.profile is not None:
             self.profile.begin_step()
         self._ends.append((self.dense_bytes, self.total_bytes))
+        self.residuals.end_step()
+
+    @property
+    def waiting(self) -> dict[str, float]:
+        """By spec, how much its residuals hold: their energy (sum of squares) in those of the gradients of
+        the same step. Measured every 100 steps; residuals on other devices than the host are left out.
+        """
+        return dict(self.residuals.found)
 
     def start_profile(self, *, error: bool = False) -> Profile:
         """Profile all steps from the next one on. To be called between two steps.

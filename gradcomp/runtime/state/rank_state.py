@@ -25,6 +25,7 @@ from gradcomp.exchange.memory import (
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
+from gradcomp.exchange.waiting import Waiting
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
 from gradcomp.runtime.state.loss_scale import LossScale, poisoned
 from gradcomp.runtime.state.state_check import STATE_VERSION, checked_states
@@ -75,6 +76,7 @@ class RankState:
         rates: the learning rates of the present step.
         copies: of what the present step changes.
         loss_scale: the factor of the loss in the present step.
+        residuals: measures residuals before each step.
         discards: every step is copied, so that it can be discarded.
         script_step: the script's own step, counted from 0; None if the script does not tell it. It is
             in no checkpoint.
@@ -92,10 +94,16 @@ class RankState:
         self.rates = Rates()
         self.copies = StepCopies(self.arrays)
         self.loss_scale = LossScale(self.arrays, self.copies)
+        self.residuals = Waiting()
         self.discards = False
         self.script_step: int | None = None
         self._rounds: dict[str, int] = {}
         self._specs: dict[str, str] = {}
+
+    def watch(self, residuals: Waiting) -> None:
+        """Let an object measure residuals; rank 0 warns."""
+        residuals.logs = self.rank == 0
+        self.residuals = residuals
 
     def step(self, name: str) -> int:
         """Number of averages of a tensor so far."""
@@ -153,9 +161,16 @@ class RankState:
     ) -> Sequence[FloatArray]:
         """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
         self.begin_copies(tensor.key.name for tensor in resolved)
-        for tensor in resolved:
+        for tensor, grad in zip(resolved, grads, strict=True):
             self._reset(tensor)
+            self._look(tensor, grad)
         return poisoned(grads) if self.loss_scale.active else grads
+
+    def _look(self, resolved: Resolved, grad: FloatArray) -> None:
+        name = resolved.key.name
+        residual = self.arrays["residual"].get(name)
+        if residual is not None:
+            self.residuals.look(self.step(name), resolved.spec.canonical, grad, residual)
 
     def _reset(self, resolved: Resolved) -> None:
         """Drop the residual of a tensor before a step in which its memory begins again."""
