@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from decoder import Rotation
 
 from gradcomp import Loopback, SpecError
+from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.spec import parse
+from gradcomp.exchange.rounds import TensorKey
 from support.demo import Reference
 from support.pipelines import config_of
 from support.step_laws import check_bits, check_recovers, gradients, take_state
@@ -58,6 +61,34 @@ def test_ties_move_either_way_and_blocks_without_momentum_stay(ranks: int) -> No
         step_of_halves = loop.step({"w": [halves] * ranks})["w"][0]
         assert step_of_halves[0].all()
         assert not step_of_halves[1].any()
+
+
+@pytest.mark.parametrize("values", ["sign", "means"])
+def test_coefficients_of_zero_have_random_signs(values: str) -> None:
+    """Coefficients of 0 all travelled as +a, from the same places on all ranks."""
+    (halves,) = gradients(1, 0, (2, 4096))
+    halves[1] = 0
+    rotation = Rotation(8192, derive_stream(0, 0, TensorKey("w", (2, 4096), 8192).tensor_id))
+    sent = []
+    for seed in range(32):
+        config = config_of(f"demo(k=4,values={values},update=plain)")
+        loop = Loopback(config.model_copy(update={"seed": seed}), 2)
+        average = loop.step({"w": [halves] * 2})["w"][0].reshape(-1)
+        block = rotation.forward(average.astype(np.float64))[4096:]
+        sent.append(block[np.abs(block) > 0.1])
+    assert len({block.tobytes() for block in sent}) == 32
+    signs = np.sign(np.concatenate(sent))
+    assert signs.size > 32 * 7  # two ranks rarely choose the same of 4096 places
+    assert abs(signs.mean()) < 4 / signs.size**0.5
+
+
+@pytest.mark.parametrize("update", ["sign", "plain"])
+@pytest.mark.parametrize("values", ["sign", "means", "fp32"])
+def test_without_gradients_nothing_moves(values: str, update: str) -> None:
+    loop = Loopback(config_of(f"demo(values={values},update={update})"), 2)
+    zeros = np.zeros(SHAPE, np.float32)
+    for _ in range(3):
+        assert not loop.step({"w": [zeros] * 2})["w"][0].any()
 
 
 def test_bits_of_a_sent_value() -> None:

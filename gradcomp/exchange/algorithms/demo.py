@@ -29,6 +29,9 @@ from gradcomp.stopwatch import timed
 
 __all__ = ["DeMo"]
 
+_TINY = np.float32(2.0**-120)  # too little to change another number
+_LEAST = np.float32(2.0**-100)
+
 
 class DeMo(OptimizerStep):
     """Steps of the optimizer DeMo.
@@ -39,6 +42,9 @@ class DeMo(OptimizerStep):
     4. ``Q[i]`` = the mean of ``q[i]`` over the ranks that sent coefficient i; 0 if none did.
     5. ``step = sign(R^-1 Q)``; ``update=plain``: ``R^-1 Q``. The sign of 0 is random where a block has
        other elements: values of one bit often sum to exactly 0. A block of zeros stays 0.
+
+    Values of one bit cannot be 0. Coefficients of 0 therefore get random numbers of about 2^-120 first,
+    each rank its own, and travel with a random sign. Averages below 2^-100 then count as 0.
 
     Deviation from the paper: R is a random rotation in blocks of 4096 elements, not a discrete cosine
     transform, and m has the gradient without the learning rate.
@@ -55,6 +61,7 @@ class DeMo(OptimizerStep):
         super().__init__(spec, context)
         params = self._params
         self._sign = params["update"] == "sign"
+        self._one_bit = params["values"] in ("sign", "means")
         self._seed = context.seed
         self._gather = Gather(
             get_codec(f"blocktopk(k={params['k']},values={params['values']})"),
@@ -80,11 +87,17 @@ class DeMo(OptimizerStep):
         """The rotated gradient as a vector; its tiles are then the rotation's blocks."""
         key = TensorKey(member.key.name, (member.key.numel,), member.key.numel)
         _core.rotate(member.grad.reshape(-1), _stream(key), member.out)
+        if self._one_bit:
+            zeros = np.flatnonzero(member.out == 0)
+            draws = derive_stream(self._gather.seed, member.step, key.tensor_id)
+            member.out[zeros] = _TINY * _core.uniform_signed(draws, zeros.size)
         return member._replace(aggregator=self._gather, grad=member.out, key=key)
 
     @timed("decode")
     def _turn_back(self, average: FloatArray, key: TensorKey) -> None:
         _core.rotate_back(average, _stream(key))
+        if self._one_bit:
+            average[np.abs(average) < _LEAST] = 0  # all that the ranks sent were zeros
         finite = np.isfinite(average)
         if not finite.all():
             average[~finite] = np.nan  # an Inf has a sign
