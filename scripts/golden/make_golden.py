@@ -82,7 +82,12 @@ SPECS = {
         "rotate|uniform(bits=8)",
     ),
     "eden": ("eden(bits=1)", "eden(bits=2,unbiased=false)", "eden(bits=4)|rans", "eden(bits=8)"),
-    "drive": ("drive", "drive(unbiased=false)"),
+    "drive": (
+        "drive",
+        "drive(unbiased=false)",
+        "drive(two_means=true)",
+        "drive(two_means=true,unbiased=false)",
+    ),
     "sampled_topk": (
         "sampled_topk(ratio=0.1)",
         "sampled_topk(ratio=0.05,sample_ratio=0.3,resample=false,values=int8)|rice",

@@ -95,6 +95,7 @@ MOST_LAG = {
     "inceptionn": ROUNDED,
     "eden(bits=2)": ROUNDED,
     "drive": ROUNDED,
+    "drive(two_means=true,unbiased=false)": ROUNDED,
     "polar": CODED,
     "polar_b": CODED,
     "polar_ec": CODED,

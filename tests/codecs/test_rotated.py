@@ -89,7 +89,10 @@ def test_frames_follow_the_document(spec: str, n: int) -> None:
     assert codec.decode(frame).tobytes() == rotation.inverse(decoded).tobytes()
 
 
-@pytest.mark.parametrize("spec", ["rotate|uniform(bits=3)", "rotate|uniform(rounding=stochastic)"])
+@pytest.mark.parametrize(
+    "spec",
+    ["rotate|uniform(bits=3)", "rotate|uniform(rounding=stochastic)", "drive(two_means=true)"],
+)
 @pytest.mark.parametrize("n", [0, 1, 3, 65, 6000, 200_001])
 def test_neither_threads_nor_instructions_change_a_rotation(spec: str, n: int) -> None:
     x = np.random.default_rng(n).normal(size=n).astype(f32)
@@ -150,6 +153,63 @@ def test_the_reference_implementation_agrees(case: str, spec: str, key: str) -> 
     assert vnmse(data["x"], decoded) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("case", ["drive-01", "drive-02"])
+def test_two_means_are_those_of_the_reference_implementation(case: str) -> None:
+    """DRIVE+: the means of a group, and the elements that decode to each."""
+    meta, data = reference(case)
+    diagonal = data["diagonal"].astype(f32)
+    n = diagonal.size
+    codec = get_codec("drive(two_means=true)")
+    ours = Rotation(n, inspect(codec.encode(data["x"])).stream).signs(0)
+    payload = codec.encode_payload(data["x"] * diagonal * ours)
+    close = {"rtol": meta["tolerance"]["rtol"], "atol": meta["tolerance"]["atol"]}
+    np.testing.assert_allclose(payload[:8].view(f32), data["plus_centers"], **close)
+    np.testing.assert_array_equal(
+        read_packed(payload[8:].tobytes(), 1, n) == 0, data["plus_assignment"]
+    )
+    decoded = codec.decode_payload(payload, n) * diagonal * ours
+    np.testing.assert_allclose(decoded, data["plus_reconstruction"], **close)
+    assert vnmse(data["x"], decoded) == pytest.approx(meta["vnmse"]["drive_plus"], rel=1e-4)
+
+
+@pytest.mark.parametrize("unbiased", ["true", "false"])
+@pytest.mark.parametrize("n", [64, 100, 4096, 4097, 9000])
+def test_two_means_follow_the_document(n: int, unbiased: str) -> None:
+    x = np.random.default_rng(n).laplace(size=n).astype(f32)
+    codec = get_codec(f"drive(two_means=true,unbiased={unbiased})")
+    frame = codec.encode(x, seed=n, step=2)
+    rotation = Rotation(n, inspect(frame).stream)
+    rotated = rotation.forward(x)
+    groups = rotation.groups
+    sent = frame[32 : 32 + 8 * len(groups)].view(f32).reshape(-1, 2)
+    symbols = read_packed(frame[32 + 8 * len(groups) : -4].tobytes(), 1, n)
+    decoded = np.empty_like(x)
+    for means, (begin, end) in zip(sent, groups, strict=True):
+        r = rotated[begin:end].astype(np.float64)
+        bound = np.float64(f32(r.mean()))
+        parts = two_parts(r, bound)
+        for _ in range(3):
+            before, bound = parts, np.float64(f32((parts[0][0] + parts[1][0]) / 2))
+            parts = two_parts(r, bound)
+            if parts[0][1] == before[0][1]:
+                break
+        energy = sum(mean**2 * size for mean, size in parts)
+        factor = r @ r / energy if unbiased == "true" else 1
+        np.testing.assert_allclose(means, [factor * mean for mean, _ in parts], rtol=1e-6)
+        np.testing.assert_array_equal(symbols[begin:end], r >= bound)
+        decoded[begin:end] = means[symbols[begin:end]]
+    assert codec.decode(frame).tobytes() == rotation.inverse(decoded).tobytes()
+
+
+def two_parts(
+    r: npt.NDArray[np.float64], bound: np.float64
+) -> tuple[tuple[float, int], tuple[float, int]]:
+    """Mean and size of the elements below a bound, and of the others."""
+    parts = r[r < bound], r[r >= bound]
+    low, high = ((float(part.mean()) if part.size else 0.0, part.size) for part in parts)
+    return low, high
+
+
 def draw(distribution: str, rng: np.random.Generator, n: int) -> FloatArray:
     x = rng.standard_normal(n)
     return (x if distribution == "normal" else rng.choice([-1, 1], n) * np.exp(x)).astype(f32)
@@ -159,12 +219,13 @@ def draw(distribution: str, rng: np.random.Generator, n: int) -> FloatArray:
     ("case", "row"),
     [("eden-vnmse-01", i) for i in range(4)]
     + [("eden-vnmse-02", i) for i in range(4)]
-    + [("drive-vnmse-01", 0), ("drive-vnmse-01", 2)],
+    + [("drive-vnmse-01", i) for i in range(4)],
 )
 def test_the_error_is_that_of_the_reference(case: str, row: int) -> None:
     meta, _ = reference(case)
     figures = meta["table"][row]
-    spec = "drive" if figures["bits"] == "drive" else f"eden(bits={figures['bits']})"
+    drive = {"drive": "drive", "drive_plus": "drive(two_means=true)"}
+    spec = drive.get(figures["bits"]) or f"eden(bits={figures['bits']})"
     codec = get_codec(spec)
     rng = np.random.default_rng(row)
     n, clients = meta["config"]["d"], figures["clients"]
@@ -192,6 +253,7 @@ def test_the_error_is_that_of_the_reference(case: str, row: int) -> None:
         ("eden(bits=4,unbiased=false)", 0.0095),
         ("eden(bits=8)", 4.1e-5),
         ("drive(unbiased=false)", 0.3634),
+        ("drive(two_means=true,unbiased=false)", 0.3634),
         ("rotate|uniform(bits=2)", 0.1188),
         ("rotate|uniform(bits=4)", 0.01154),
         ("rotate|uniform(bits=2,rounding=stochastic)", 0.1766),
@@ -214,12 +276,14 @@ def test_the_error_is_that_of_a_normal_source(
         ("eden(bits=2)", "lognormal"),
         ("drive", "normal"),
         ("drive", "lognormal"),
+        ("drive(two_means=true)", "normal"),
+        ("drive(two_means=true)", "lognormal"),
         ("uniform(bits=1,rounding=stochastic)", "normal"),
         ("uniform(bits=3,rounding=stochastic)", "lognormal"),
     ],
 )
 def test_the_mean_is_right(spec: str, distribution: str) -> None:
-    n, draws = 1000, 600
+    n, draws = 1024 if "two_means" in spec else 1000, 600
     x = draw(distribution, np.random.default_rng(4), n)
     codec = get_codec(spec)
     ys = np.array(
@@ -231,6 +295,9 @@ def test_the_mean_is_right(spec: str, distribution: str) -> None:
     )
     deviation = ys.std(axis=0, ddof=1) / np.sqrt(draws)
     error = ys.mean(axis=0) - x
+    if "two_means" in spec:  # x[0] is the mean of the rotated block, times its root
+        assert ys.mean(axis=0)[0] == pytest.approx(np.pi / 2 * x[0], rel=0.2)
+        error[0] = 0
     assert np.sum(error**2) < 1.2 * np.sum(deviation**2)
     # A Hadamard rotation is not uniform: it leaves elements that stand out of their block a bias.
     if distribution == "normal" or "uniform" in spec:
@@ -258,7 +325,9 @@ def test_rotation_helps_with_heavy_tails() -> None:
     assert rotated < 0.2 * plain
 
 
-@pytest.mark.parametrize("spec", ["eden(bits=2)", "drive", "rotate|uniform(bits=2)"])
+@pytest.mark.parametrize(
+    "spec", ["eden(bits=2)", "drive", "drive(two_means=true)", "rotate|uniform(bits=2)"]
+)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_not_finite_shows_in_its_block(spec: str, bad: float) -> None:
     x = np.random.default_rng(6).standard_normal(12300).astype(f32)
@@ -281,7 +350,9 @@ def test_what_is_not_finite_shows_in_its_group() -> None:
     assert np.array_equal(np.isnan(decoded), np.arange(1500) // 512 == 1)
 
 
-@pytest.mark.parametrize("spec", [*ROTATED, "uniform", "uniform(bits=1,rounding=stochastic)"])
+@pytest.mark.parametrize(
+    "spec", [*ROTATED, "drive(two_means=true)", "uniform", "uniform(bits=1,rounding=stochastic)"]
+)
 def test_zeros_stay_zeros(spec: str) -> None:
     codec = get_codec(spec)
     for n in (1, 64, 5000):
@@ -289,7 +360,7 @@ def test_zeros_stay_zeros(spec: str) -> None:
         assert np.isfinite(codec.decode(codec.encode(np.full(n, 1e-44, f32)))).all()
 
 
-@pytest.mark.parametrize("spec", ["eden(bits=1)", "drive"])
+@pytest.mark.parametrize("spec", ["eden(bits=1)", "drive", "drive(two_means=true)"])
 def test_tiny_tensors_travel_as_they_are(spec: str) -> None:
     codec = get_codec(spec)
     x = np.random.default_rng(7).standard_normal(63).astype(f32)
@@ -298,8 +369,9 @@ def test_tiny_tensors_travel_as_they_are(spec: str) -> None:
 
 
 def test_hostile_scales_decode_to_nan_and_wrong_sizes_are_refused() -> None:
-    check_hostile_scales("eden(bits=1)", 200)
-    check_wrong_sizes("eden(bits=1)", 200, [-1, 5])
+    for spec in ("eden(bits=1)", "drive(two_means=true)"):
+        check_hostile_scales(spec, 200)
+        check_wrong_sizes(spec, 200, [-1, 5])
 
 
 def test_only_codecs_that_it_helps_follow_rotate() -> None:

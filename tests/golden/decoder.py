@@ -906,8 +906,13 @@ def read_scales_and_levels(
 def read_rotated(payload: bytes, n: int, spec: Spec, stream: int, v: np.ndarray) -> np.ndarray:
     rotation = Rotation(n, stream)
     scales, rotated = read_scales_and_levels(payload, n, spec, v, rotation.groups)
+    return rotated_back(rotation, rotated, ~(np.abs(scales) <= 2.0**100))
+
+
+def rotated_back(rotation: Rotation, rotated: np.ndarray, unusable: np.ndarray) -> np.ndarray:
+    """The decoded elements; NaN where a group that reaches them has an unusable scale."""
+    n = rotated.size
     decoded = rotation.inverse(rotated)
-    unusable = ~(np.abs(scales) <= 2.0**100)
     if n % rotation.p and unusable[-2:].any():
         unusable[-2:] = True
     for group in np.flatnonzero(unusable):
@@ -939,7 +944,17 @@ def read_eden(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
 def read_drive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
-    return read_rotated(payload, n, spec, stream, np.array([-1, 1], np.float32))
+    if spec.params.get("two_means") != "true":
+        return read_rotated(payload, n, spec, stream, np.array([-1, 1], np.float32))
+    rotation = Rotation(n, stream)
+    head = 8 * len(rotation.groups)
+    if len(payload) < head:
+        raise FormatError("the scales are cut short")
+    means = np.frombuffer(payload[:head], "<f4").reshape(-1, 2)
+    symbols = read_levels(payload[head:], spec.coder, 1, n)
+    sizes = [end - begin for begin, end in rotation.groups]
+    rotated = means[np.repeat(np.arange(len(sizes)), sizes), symbols]
+    return rotated_back(rotation, rotated, (~(np.abs(means) <= 2.0**100)).any(axis=1))
 
 
 def read_adaq(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:

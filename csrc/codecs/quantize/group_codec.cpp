@@ -41,7 +41,7 @@ std::size_t GroupCodec::groups(std::size_t n) const noexcept {
 }
 
 std::size_t GroupCodec::max_encoded_size(std::size_t n) const noexcept {
-  return n < min_numel_ ? 4 * n : 4 * groups(n) + coder_.max_bytes(n, bits_);
+  return n < min_numel_ ? 4 * n : scale_bytes(groups(n)) + max_code(n);
 }
 
 Status GroupCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
@@ -61,7 +61,9 @@ Status GroupCodec::encode(Span<const float> x, const Call& call, Span<std::uint8
   std::uint8_t* const scales = out.data();
   const auto encode_group = [&](std::size_t group, const float* v, std::size_t begin,
                                 std::size_t count) {
-    store(scales + 4 * group, quantize(v, count, begin, call, symbols.data() + begin));
+    float of_group[kMaxScales];
+    quantize(v, count, begin, call, symbols.data() + begin, of_group);
+    std::memcpy(scales + scale_bytes(group), of_group, scale_bytes(1));
   };
   if (rotated_) {
     const Rotation rotation(n, call.stream);
@@ -86,20 +88,37 @@ Status GroupCodec::encode(Span<const float> x, const Call& call, Span<std::uint8
         encode_group(i / kGroup, x.data() + i, i, count);
         if (residual != nullptr) {
           alignas(64) float sent[kGroup];
-          decode_group(load<float>(scales + 4 * (i / kGroup)), symbols.data() + i, count, sent);
+          decode_group(scales + scale_bytes(i / kGroup), symbols.data() + i, count, sent);
           subtract(sent, residual + i, count);
         }
       }
     });
   }
-  const std::size_t head = 4 * groups(n);
-  *written = head + coder_.encode({symbols.data(), n}, bits_, out.data() + head);
+  const std::size_t head = scale_bytes(groups(n));
+  std::size_t coded = 0;
+  GRADCOMP_TRY(encode_symbols({symbols.data(), n}, call, out.data() + head, &coded));
+  *written = head + coded;
   return {};
+}
+
+Status GroupCodec::encode_symbols(Span<const std::uint8_t> symbols, const Call&, std::uint8_t* out,
+                                  std::size_t* written) const {
+  *written = coder_.encode(symbols, bits_, out);
+  return {};
+}
+
+Status GroupCodec::decode_symbols(Span<const std::uint8_t> in, const Call&,
+                                  Span<std::uint8_t> symbols) const {
+  return coder_.decode(in, bits_, symbols);
+}
+
+Status GroupCodec::check_code(Span<const std::uint8_t> in, std::size_t n) const {
+  return coder_.check_fixed(in, bits_, n);
 }
 
 Status GroupCodec::find_levels(Span<const std::uint8_t> in, std::size_t n,
                                Span<const std::uint8_t>* levels) const {
-  const std::size_t head = 4 * groups(n);
+  const std::size_t head = scale_bytes(groups(n));
   if (in.size() < head) {
     return wire_error("the payload has " + std::to_string(in.size()) + " bytes; the scales of " +
                       std::to_string(n) + " elements alone have " + std::to_string(head));
@@ -115,7 +134,7 @@ Status GroupCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::si
   const Span<std::uint8_t> buffer = call.scratch->get<std::uint8_t>(kSymbolSlot, n + 1);
   if (buffer.empty()) return capacity_error("out of memory while decoding levels");
   *symbols = {buffer.data(), n};
-  return coder_.decode(levels, bits_, *symbols);
+  return decode_symbols(levels, call, *symbols);
 }
 
 Status GroupCodec::check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const {
@@ -123,29 +142,38 @@ Status GroupCodec::check(Span<const std::uint8_t> in, const Call& call, std::siz
   if (coder_.fixed_size()) {  // all symbols of so many bits are levels
     Span<const std::uint8_t> levels;
     GRADCOMP_TRY(find_levels(in, n, &levels));
-    return coder_.check_fixed(levels, bits_, n);
+    return check_code(levels, n);
   }
   Span<std::uint8_t> symbols;
   return unpack(in, call, n, &symbols);
 }
 
-void GroupCodec::decode_group(float scale, const std::uint8_t* symbols, std::size_t count,
-                              float* v) const {
+void GroupCodec::decode_group(const std::uint8_t* scales, const std::uint8_t* symbols,
+                              std::size_t count, float* v) const {
+  float of_group[kMaxScales];
+  std::memcpy(of_group, scales, scale_bytes(1));
   alignas(64) float table[256];
-  values(scale, table);
+  values(of_group, table);
   kernels().look_up(symbols, table, bits_, v, count);
+}
+
+bool GroupCodec::usable(const std::uint8_t* scales) const {
+  for (std::size_t i = 0; i < scales_; ++i) {
+    if (!(std::fabs(load<float>(scales + 4 * i)) <= kMaxRotatedScale)) return false;
+  }
+  return true;
 }
 
 void GroupCodec::decode_tile(const Rotation& rotation, std::size_t tile, const std::uint8_t* scales,
                              const std::uint8_t* symbols, float* v) const {
   const std::size_t first = rotation.first_group(tile);
   const std::size_t rest = rotation.tile_size(tile) - first;
-  const float scale = load<float>(scales + 4 * tile);
-  const float next_scale = rest == 0 ? 0.0f : load<float>(scales + 4 * (tile + 1));
-  if (std::fabs(scale) <= kMaxRotatedScale && std::fabs(next_scale) <= kMaxRotatedScale) {
+  const std::uint8_t* const own = scales + scale_bytes(tile);
+  const std::uint8_t* const next = scales + scale_bytes(tile + 1);
+  if (usable(own) && (rest == 0 || usable(next))) {
     symbols += rotation.tile_begin(tile);
-    decode_group(scale, symbols, first, v);
-    if (rest != 0) decode_group(next_scale, symbols + first, rest, v + first);
+    decode_group(own, symbols, first, v);
+    if (rest != 0) decode_group(next, symbols + first, rest, v + first);
     rotation.inverse(tile, v);
   } else {
     std::fill(v, v + first + rest, std::numeric_limits<float>::quiet_NaN());
@@ -169,7 +197,7 @@ void GroupCodec::expand(const std::uint8_t* scales, Span<const std::uint8_t> sym
       for (std::size_t i = begin; i < end; i += kGroup) {
         const std::size_t count = end - i < kGroup ? end - i : kGroup;
         float* const v = place(i, buffer);
-        decode_group(load<float>(scales + 4 * (i / kGroup)), symbols.data() + i, count, v);
+        decode_group(scales + scale_bytes(i / kGroup), symbols.data() + i, count, v);
         sink(i, v, count);
       }
     });

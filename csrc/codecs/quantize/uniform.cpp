@@ -63,8 +63,8 @@ class Uniform final : public GroupCodec {
     return static_cast<float>(std::min(clip_ * deviation, static_cast<double>(most)));
   }
 
-  float quantize(const float* v, std::size_t n, std::size_t first, const Call& call,
-                 std::uint8_t* symbols) const override {
+  void quantize(const float* v, std::size_t n, std::size_t first, const Call& call,
+                std::uint8_t* symbols, float* scale) const override {
     const std::uint32_t largest = kernels().max_magnitude(v, n);
     float half_step = std::numeric_limits<float>::quiet_NaN();
     if (largest < kInfBits) {
@@ -76,25 +76,25 @@ class Uniform final : public GroupCodec {
         half_step = std::numeric_limits<float>::quiet_NaN();
       }
     }
+    *scale = half_step;
     if (!(half_step > 0.0f)) {
       std::fill(symbols, symbols + n, std::uint8_t{0});
-      return half_step;
+      return;
     }
     const float inverse = 0.5f / half_step;
     if (!stochastic_) {
       kernels().quantize_uniform(v, inverse, top_, nullptr, symbols, n);
-      return half_step;
+      return;
     }
     for_rounding(
         v, n, first, call, [&](std::size_t done, const std::uint32_t* words, std::size_t count) {
           kernels().quantize_uniform(v + done, inverse, top_, words, symbols + done, count);
         });
-    return half_step;
   }
 
-  void values(float half_step, float* table) const override {
+  void values(const float* scale, float* table) const override {
     for (int k = 0; k < 1 << bits(); ++k) {
-      table[k] = (static_cast<float>(2 * k) - top_) * half_step;
+      table[k] = (static_cast<float>(2 * k) - top_) * *scale;
     }
   }
 
