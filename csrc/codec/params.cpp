@@ -5,12 +5,17 @@
 namespace gradcomp {
 namespace {
 
+// Without ".0" for whole numbers.
+std::string short_text(double number) {
+  std::string text = number_text(number);
+  if (text.size() > 2 && text.compare(text.size() - 2, 2, ".0") == 0) text.resize(text.size() - 2);
+  return text;
+}
+
 std::string bound_text(double bound, ParamType type) {
   if (std::isinf(bound)) return bound < 0 ? "-inf" : "inf";
   if (type == ParamType::kInteger) return std::to_string(static_cast<std::int64_t>(bound));
-  std::string text = number_text(bound);
-  if (text.size() > 2 && text.compare(text.size() - 2, 2, ".0") == 0) text.resize(text.size() - 2);
-  return text;
+  return short_text(bound);
 }
 
 }  // namespace
@@ -54,7 +59,7 @@ std::string Value::text() const {
   if (schedule) return schedule->text();
   switch (type) {
     case ParamType::kReal:
-      return number_text(real);
+      return short_whole ? short_text(real) : number_text(real);
     case ParamType::kInteger:
       return std::to_string(integer);
     case ParamType::kBoolean:

@@ -25,6 +25,7 @@ struct ParamInfo {
   bool min_exclusive = false;  // min itself is refused
   const char* choices = "";    // "a|b", kChoice only
   bool omits_default = false;  // canonical specs leave out the default
+  bool short_whole = false;    // kReal only: canonical specs have 2, not 2.0
   // A parameter that excludes this one: a spec that has it does not get the default.
   const char* unless = nullptr;
 
@@ -45,6 +46,7 @@ ParamInfo choice_param(const char* name, const char* default_text, const char* c
 struct Value {
   ParamType type = ParamType::kReal;
   double real = 0;                                  // kReal; of a schedule, the first value
+  bool short_whole = false;                         // as in ParamInfo
   std::int64_t integer = 0;                         // kInteger
   bool boolean = false;                             // kBoolean
   std::string choice;                               // kChoice

@@ -307,6 +307,7 @@ class Parser {
 
   Status parse_value(const StageInfo& stage, const ParamInfo& param, Value* value) {
     value->type = param.type;
+    value->short_whole = param.short_whole;
     skip_blanks();
     if (param.type == ParamType::kList && peek() == '[') return parse_list(stage, param, value);
     const Word word = take([](char c) { return is_word(c) || is_number(c); });
@@ -407,6 +408,7 @@ class Parser {
       GRADCOMP_TRY(expect(')'));
     }
     value->type = param.type;
+    value->short_whole = param.short_whole;
     value->real = schedule.values[0];
     value->schedule = std::move(schedule);
     return {};
@@ -541,6 +543,7 @@ Spec Spec::at(std::int64_t step, std::int64_t epoch) const {
       if (!value.schedule) continue;
       Value plain;
       plain.type = ParamType::kReal;
+      plain.short_whole = value.short_whole;
       plain.real = value.schedule->at(step, epoch);
       stage.params.set(name, std::move(plain));
     }

@@ -81,7 +81,16 @@ SPECS = {
         "rotate|uniform(bits=4,rounding=stochastic)|rans",
         "rotate|uniform(bits=8)",
     ),
-    "eden": ("eden(bits=1)", "eden(bits=2,unbiased=false)", "eden(bits=4)|rans", "eden(bits=8)"),
+    "eden": (
+        "eden(bits=1)",
+        "eden(bits=2,unbiased=false)",
+        "eden(bits=4)|rans",
+        "eden(bits=8)",
+        "eden(bits=0.5)",
+        "eden(bits=0.1,unbiased=false)|rans",
+        "eden(bits=1.5)",
+        "eden(bits=2.75,unbiased=false)|rans",
+    ),
     "drive": (
         "drive",
         "drive(unbiased=false)",

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from decoder import Rotation, eden_values, read_packed
+from decoder import Rotation, chosen_of_group, eden_values, read_packed
 
 from golden.lloyd_max import centroids
 from gradcomp import SpecError, get_codec
 from gradcomp.codec.frame import inspect
+from gradcomp.codec.spec import parse
 from support.codecs import (
     check_hostile_scales,
+    check_refused,
     check_wrong_sizes,
     roundtrip,
     settings_of_the_core,
@@ -30,6 +32,8 @@ ROTATED = [f"eden(bits={bits})" for bits in range(1, 9)]
 ROTATED += ["eden(bits=3,unbiased=false)", "drive", "drive(unbiased=false)"]
 ROTATED += [f"rotate|uniform(bits={bits})" for bits in (1, 2, 3, 8)]
 ROTATED += ["rotate|uniform(bits=4,clip=2.0,rounding=stochastic)"]
+FRACTIONAL = ["eden(bits=0.5)", "eden(bits=0.03,unbiased=false)|rans", "eden(bits=1.5)"]
+FRACTIONAL += ["eden(bits=2.75)|rans", "eden(bits=6.5)|elias_delta"]
 
 
 # Frames, taken apart by the independent decoder's parts -------------------------------------------
@@ -91,7 +95,12 @@ def test_frames_follow_the_document(spec: str, n: int) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["rotate|uniform(bits=3)", "rotate|uniform(rounding=stochastic)", "drive(two_means=true)"],
+    [
+        "rotate|uniform(bits=3)",
+        "rotate|uniform(rounding=stochastic)",
+        "drive(two_means=true)",
+        *FRACTIONAL,
+    ],
 )
 @pytest.mark.parametrize("n", [0, 1, 3, 65, 6000, 200_001])
 def test_neither_threads_nor_instructions_change_a_rotation(spec: str, n: int) -> None:
@@ -210,6 +219,93 @@ def two_parts(
     return low, high
 
 
+Mixed = tuple[float, npt.NDArray[np.float64]]
+
+
+def mixed(
+    r: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_], bits: float, unbiased: bool
+) -> Mixed:
+    """Scale and unscaled values of a group that EDEN sends in ``bits`` bits, not a whole number."""
+    w = int(bits)
+    unit = r / np.sqrt(np.mean(r**2))
+    q = np.zeros(r.size)
+    for mask, of_mask in ((chosen, w + 1), (~chosen, w)):
+        if of_mask > 0:
+            table = eden_values(of_mask).astype(np.float64)
+            q[mask] = table[np.searchsorted((table[1:] + table[:-1]) / 2, unit[mask])]
+    if not unbiased:
+        return r @ q / (q @ q), q
+    if w > 0:
+        return r @ r / (r @ q), q
+    return r[chosen] @ r[chosen] / (r @ q) * r.size / chosen.sum(), q
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+@pytest.mark.parametrize("bits", [0.001, 0.5, 0.9, 1.5, 2.5, 6.25])
+@pytest.mark.parametrize("n", [64, 65, 100, 4096, 4097, 9000])
+def test_fractional_bits_follow_the_document(n: int, bits: float, unbiased: bool) -> None:
+    x = np.random.default_rng(n).laplace(size=n).astype(f32)
+    codec = get_codec(f"eden(bits={bits},unbiased={str(unbiased).lower()})")
+    frame = codec.encode(x, seed=n, step=2)
+    rotation = Rotation(n, inspect(frame).stream)
+    rotated = rotation.forward(x)
+    scales = frame[32 : 32 + 4 * len(rotation.groups)].view(f32)
+    decoded = np.empty_like(x)
+    sent_bits = 0
+    for scale, (begin, end) in zip(scales, rotation.groups, strict=True):
+        chosen = chosen_of_group(bits % 1, begin, end - begin, rotation.stream)
+        sent_bits += (end - begin) * int(bits) + int(chosen.sum())
+        wanted, q = mixed(rotated[begin:end].astype(np.float64), chosen, bits, unbiased)
+        assert scale == pytest.approx(wanted, rel=1e-5)
+        decoded[begin:end] = scale * q.astype(f32)
+    error = codec.decode(frame) - rotation.inverse(decoded)
+    assert np.abs(error).max() < 1e-6 * np.abs(decoded).max()
+    assert frame.size == pytest.approx(36 + scales.nbytes + 4 * (bits > 1) + sent_bits / 8, abs=2)
+
+
+def test_fractional_bits_of_the_reference_implementation() -> None:
+    """The formulas of the last test, for the elements that the reference chose."""
+    meta, data = reference("eden-02")
+    chosen = data["mask_high.2.5"].astype(bool)
+    rotated = data["rotated.2.5"].astype(np.float64)
+    scale, q = mixed(rotated, chosen, 2.5, unbiased=True)
+    assert scale == pytest.approx(float(data["scale.2.5"][0]), rel=meta["tolerance"]["rtol"])
+    np.testing.assert_array_equal(q[chosen], eden_values(3)[data["assignment_high.2.5"]])
+    np.testing.assert_array_equal(q[~chosen], eden_values(2)[data["assignment_low.2.5"]])
+    single = [
+        vnmse(data["x"], roundtrip("eden(bits=2.5)", data["x"], step=step)) for step in range(20)
+    ]
+    assert np.mean(single) == pytest.approx(0.0824, rel=0.05)
+    assert vnmse(rotated, scale * q) == pytest.approx(0.0824, rel=0.05)
+
+
+@pytest.mark.parametrize("bits", [0.25, 0.5, 1.75])
+def test_all_elements_are_chosen_equally_often(bits: float) -> None:
+    n, draws = 100, 4000
+    share = bits % 1
+    counts = sum(chosen_of_group(share, 0, n, stream).astype(int) for stream in range(draws))
+    assert np.abs(counts - draws * share).max() < 4.5 * np.sqrt(draws * share * (1 - share))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("eden(bits=7.5)", "bits above 7 are 8"),
+        ("eden(bits=ramp(from=8,to=1,steps=10))", "bits above 7 are 8, without a schedule"),
+        ("eden(bits=0)", r"a number in \(0, 8\]"),
+        ("residual|eden(bits=0.5)", "error feedback diverges below 1 bit"),
+        ("residual|eden(bits=steps([2,0.5]))", "error feedback diverges below 1 bit"),
+    ],
+)
+def test_refused_bits(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse(spec)
+
+
+def test_whole_bits_keep_their_spec() -> None:
+    assert get_codec("eden(bits=2.0)").spec == "eden(bits=2,unbiased=true)"
+
+
 def draw(distribution: str, rng: np.random.Generator, n: int) -> FloatArray:
     x = rng.standard_normal(n)
     return (x if distribution == "normal" else rng.choice([-1, 1], n) * np.exp(x)).astype(f32)
@@ -252,6 +348,11 @@ def test_the_error_is_that_of_the_reference(case: str, row: int) -> None:
         ("eden(bits=2,unbiased=false)", 0.1175),
         ("eden(bits=4,unbiased=false)", 0.0095),
         ("eden(bits=8)", 4.1e-5),
+        ("eden(bits=0.5)", 2.14),
+        ("eden(bits=0.5,unbiased=false)", 0.682),
+        ("eden(bits=1.5)", 0.317),
+        ("eden(bits=2.5)", 0.0824),
+        ("eden(bits=2.5,unbiased=false)", 0.0761),
         ("drive(unbiased=false)", 0.3634),
         ("drive(two_means=true,unbiased=false)", 0.3634),
         ("rotate|uniform(bits=2)", 0.1188),
@@ -274,6 +375,9 @@ def test_the_error_is_that_of_a_normal_source(
         ("eden(bits=1)", "normal"),
         ("eden(bits=2)", "normal"),
         ("eden(bits=2)", "lognormal"),
+        ("eden(bits=0.5)", "normal"),
+        ("eden(bits=0.1)", "lognormal"),
+        ("eden(bits=1.5)", "normal"),
         ("drive", "normal"),
         ("drive", "lognormal"),
         ("drive(two_means=true)", "normal"),
@@ -326,7 +430,15 @@ def test_rotation_helps_with_heavy_tails() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["eden(bits=2)", "drive", "drive(two_means=true)", "rotate|uniform(bits=2)"]
+    "spec",
+    [
+        "eden(bits=2)",
+        "eden(bits=0.5)",
+        "eden(bits=1.5)",
+        "drive",
+        "drive(two_means=true)",
+        "rotate|uniform(bits=2)",
+    ],
 )
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_not_finite_shows_in_its_block(spec: str, bad: float) -> None:
@@ -351,7 +463,14 @@ def test_what_is_not_finite_shows_in_its_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [*ROTATED, "drive(two_means=true)", "uniform", "uniform(bits=1,rounding=stochastic)"]
+    "spec",
+    [
+        *ROTATED,
+        *FRACTIONAL,
+        "drive(two_means=true)",
+        "uniform",
+        "uniform(bits=1,rounding=stochastic)",
+    ],
 )
 def test_zeros_stay_zeros(spec: str) -> None:
     codec = get_codec(spec)
@@ -369,9 +488,15 @@ def test_tiny_tensors_travel_as_they_are(spec: str) -> None:
 
 
 def test_hostile_scales_decode_to_nan_and_wrong_sizes_are_refused() -> None:
-    for spec in ("eden(bits=1)", "drive(two_means=true)"):
+    for spec in ("eden(bits=1)", "eden(bits=0.5)", "eden(bits=1.5)", "drive(two_means=true)"):
         check_hostile_scales(spec, 200)
         check_wrong_sizes(spec, 200, [-1, 5])
+    codec = get_codec("eden(bits=1.5)")
+    payload = codec.encode_payload(np.ones(200, f32))
+    for size in (0, 11, 14, 2**31, 2**32 - 1):
+        wrong = payload.copy()
+        wrong[8:12] = np.array([size], np.uint32).view(np.uint8)
+        check_refused(codec, wrong, 200)
 
 
 def test_only_codecs_that_it_helps_follow_rotate() -> None:

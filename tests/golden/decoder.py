@@ -938,7 +938,48 @@ def eden_values(bits: int) -> np.ndarray:
 def read_eden(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
-    return read_rotated(payload, n, spec, stream, eden_values(int(spec.params["bits"])))
+    bits = float(spec.params["bits"])
+    if bits != int(bits):
+        return read_mixed_eden(payload, n, spec, stream, bits)
+    return read_rotated(payload, n, spec, stream, eden_values(int(bits)))
+
+
+def chosen_of_group(share: float, begin: int, size: int, stream: int) -> np.ndarray:
+    """Whether each element of a group is chosen."""
+    m = max(1, math.floor(share * size + 0.5))
+    words = random_words(stream, 2**42 + 4 * begin, m + 1)
+    step = -(-(size << 32) // m)
+    chosen = np.zeros(size, bool)
+    for j in range(m):
+        start, end = j * step >> 32, (j + 1) * step >> 32
+        place = start + (int(words[j]) * (end - start) >> 32)
+        chosen[(place + (int(words[m]) * size >> 32)) % size] = True
+    return chosen
+
+
+def read_mixed_eden(payload: bytes, n: int, spec: Spec, stream: int, bits: float) -> np.ndarray:
+    w = int(bits)
+    rotation = Rotation(n, stream)
+    head = 4 * len(rotation.groups)
+    if len(payload) < head:
+        raise FormatError("the scales are cut short")
+    scales, code = np.frombuffer(payload[:head], "<f4"), payload[head:]
+    chosen = np.concatenate(
+        [chosen_of_group(bits - w, begin, end - begin, stream) for begin, end in rotation.groups]
+    )
+    sizes = [end - begin for begin, end in rotation.groups]
+    rotated = np.repeat(scales, sizes)
+    if w == 0:
+        rotated[~chosen] = 0
+    else:
+        size = int.from_bytes(code[:4], "little")
+        if len(code) < 4 or size > len(code) - 4:
+            raise FormatError("the code of the elements with fewer bits is cut short")
+        others = read_levels(code[4 : 4 + size], spec.coder, w, int((~chosen).sum()))
+        rotated[~chosen] *= eden_values(w)[others]
+        code = code[4 + size :]
+    rotated[chosen] *= eden_values(w + 1)[read_levels(code, spec.coder, w + 1, int(chosen.sum()))]
+    return rotated_back(rotation, rotated, ~(np.abs(scales) <= 2.0**100))
 
 
 def read_drive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:

@@ -10,7 +10,7 @@
 
 #include "base/bytes.hpp"
 #include "codecs/codecs.hpp"
-#include "codecs/quantize/group_codec.hpp"
+#include "codecs/quantize/rotated_groups.hpp"
 #include "coding/lloyd_max.hpp"
 #include "kernels/centroids.hpp"
 #include "kernels/kernels.hpp"
@@ -19,66 +19,12 @@
 namespace gradcomp {
 namespace {
 
-// After a Hadamard transform, few elements are far from normal, so the result would be far from
-// unbiased.
-constexpr std::size_t kMinNumel = 64;
-
-// From this root mean square on, no product underflows.
-constexpr double kMinRms = 0x1p-100;
-
 constexpr float kOne[1] = {1.0f};
-
-class RotatedGroups : public GroupCodec {
- public:
-  RotatedGroups(unsigned bits, const Recipe& recipe, std::size_t scales)
-      : GroupCodec(bits, true, kMinNumel, LevelCoder::named(recipe.coder_name("packed")), scales),
-        unbiased_(recipe.params.boolean("unbiased")) {}
-
-  Caps caps() const noexcept final {
-    Caps caps = GroupCodec::caps();
-    caps.seeded = true;
-    caps.private_noise = true;
-    caps.finite = false;  // magnitudes above 2^84 may become NaN
-    return caps;
-  }
-
- protected:
-  bool unbiased() const noexcept { return unbiased_; }
-
-  // Root mean square of a group with this sum of squares; if the group has no levels, 0, with all
-  // symbols 0 and *scale 0 or NaN.
-  static double usable_rms(double squares, std::size_t n, std::uint8_t* symbols, float* scale) {
-    const double rms = std::sqrt(squares / static_cast<double>(n));
-    const bool finite = rms <= static_cast<double>(kMaxRotatedScale);  // false for NaN
-    if (finite && rms >= kMinRms) return rms;
-    std::fill(symbols, symbols + n, std::uint8_t{0});
-    *scale = finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-    return 0;
-  }
-
-  static float limited(double scale) {
-    return std::fabs(scale) <= static_cast<double>(kMaxRotatedScale)
-               ? static_cast<float>(scale)
-               : std::numeric_limits<float>::quiet_NaN();
-  }
-
- private:
-  bool unbiased_;
-};
-
-// Writes the values of the symbols of symmetric levels.
-void scaled_centroids(const Centroids& centroids, float scale, float* table) {
-  const std::uint32_t half = centroids.half;
-  for (std::uint32_t k = 0; k < half; ++k) {
-    table[half + k] = scale * centroids.positive[k];
-    table[half - 1 - k] = -table[half + k];
-  }
-}
 
 class Eden final : public RotatedGroups {
  public:
   Eden(unsigned bits, Span<const float> positive, const Recipe& recipe)
-      : RotatedGroups(bits, recipe, 1), centroids_(bits, positive) {}
+      : RotatedGroups(bits, recipe), centroids_(bits, positive) {}
 
  private:
   void quantize(const float* v, std::size_t n, std::size_t, const Call&, std::uint8_t* symbols,
@@ -175,6 +121,26 @@ ParamInfo unbiased_param() {
                        "the scale that makes the mean right; false: that of the least error");
 }
 
+const char* refuse_eden(const Params& params, const StageInfo* memory) {
+  const Value& bits = params.values().find("bits")->second;
+  double least = bits.real;
+  double most = bits.real;
+  if (bits.schedule) {
+    for (const double value : bits.schedule->values) {
+      least = std::min(least, value);
+      most = std::max(most, value);
+    }
+  }
+  if (most > 7 && (bits.schedule || most < 8)) {
+    return "bits above 7 are 8, without a schedule: at 7 bits the error is below 0.02 %";
+  }
+  if (least < 1 && memory != nullptr && params.boolean("unbiased")) {
+    return "error feedback diverges below 1 bit with unbiased=true, because the elements that are "
+           "sent are scaled to stand for all; leave out the memory, or take unbiased=false";
+  }
+  return nullptr;
+}
+
 const char* const kNonfinite =
     "a NaN or Inf makes all groups that share its block NaN; tensors of fewer than 64 elements "
     "keep it";
@@ -193,11 +159,19 @@ StageInfo eden_stage() {
       "Federated Learning, ICML 2022, section 3";
   stage.nonfinite = kNonfinite;
   stage.example = "eden(bits=2)";
-  stage.params = {integer_param("bits", "2", 1, 8, "bits per element before a coder"),
-                  unbiased_param()};
+  ParamInfo bits =
+      real_param("bits", "2", 0, 8,
+                 "bits per element before a coder; between whole numbers, some of the rotated "
+                 "elements take one bit more than the others, which below 1 bit are not sent",
+                 true);
+  bits.short_whole = true;
+  stage.params = {bits, unbiased_param()};
+  stage.refuse = refuse_eden;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
-    const auto bits = static_cast<unsigned>(recipe.params.integer("bits"));
-    return std::make_unique<Eden>(bits, lloyd_max_centroids(bits), recipe);
+    const double bits = recipe.params.real("bits");
+    const auto whole = static_cast<unsigned>(bits);
+    if (bits != static_cast<double>(whole)) return make_mixed_eden(bits, recipe);
+    return std::make_unique<Eden>(whole, lloyd_max_centroids(whole), recipe);
   };
   stage.symbols = Symbols::kLevels;
   return stage;
