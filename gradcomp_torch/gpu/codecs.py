@@ -139,5 +139,5 @@ def _find_stage(spec: str) -> tuple[str, Stage] | None:
     if name == "randomk":
         taken = params["values"] == "fp32"
     if name == "sampled_topk":
-        taken = bool(params["resample"])
+        taken = bool(params["resample"]) and bool(params["strided_sample"])
     return (name, stage) if taken else None

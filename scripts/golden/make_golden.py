@@ -101,6 +101,7 @@ SPECS = {
         "sampled_topk(ratio=0.1)",
         "sampled_topk(ratio=0.05,sample_ratio=0.3,resample=false,values=int8)|rice",
         "sampled_topk(k=20,lower_bound=0.95,upper_bound=1.05,max_adaptation_iters=3)|elias_fano",
+        "sampled_topk(ratio=0.1,strided_sample=false)",
     ),
     "threshold": (
         "threshold(tau=0.01)",

@@ -74,6 +74,7 @@ MOST_LAG = {
     f"randomk(ratio={RATIO})": CHOSEN,
     f"globaltopk(ratio={RATIO})": CHOSEN,
     f"sampled_topk(ratio={RATIO})": CHOSEN,
+    f"sampled_topk(ratio={RATIO},strided_sample=false)": CHOSEN,
     f"chunktopk(ratio={RATIO})": CHOSEN,
     f"blocktopk(k={round(4096 * RATIO)})": CHOSEN,
     f"randomblock(ratio={RATIO})": CHOSEN,

@@ -194,6 +194,8 @@ def sampled_topk(
     lower: float = 0.8,
     iterations: int = 10,
     resample: bool = True,
+    strided_sample: bool = True,
+    seed: int = 0,
 ) -> tuple[np.ndarray, int]:
     """The indices that the algorithm keeps, and how many must be the least."""
     n = x.size
@@ -206,7 +208,11 @@ def sampled_topk(
     def bits(value: np.float32) -> int:
         return min(int(np.float32(value).view(np.uint32)), int(cap))
 
-    threshold = min(int(np.sort(keys[start::stride])[-rank]), int(cap))
+    sample = keys[start::stride]
+    if not strided_sample:
+        stream = decoder.draws(decoder.stream_key(seed, 0, 0), n // stride)
+        sample = keys[[draw * n >> 64 for draw in stream]]
+    threshold = min(int(np.sort(sample)[-rank]), int(cap))
     for i in range(iterations + 1):
         kept = np.flatnonzero(keys >= threshold)
         if kept.size > upper * k and resample:
@@ -221,7 +227,7 @@ def sampled_topk(
             threshold = bits(value * np.float32(lower))
         else:
             break
-    return kept[:k], min(k, rank) if resample else 0
+    return kept[:k], min(k, rank if strided_sample else 1) if resample else 0
 
 
 def stride_of(n: int, k: int, sample_ratio: float = 0.01) -> int:
@@ -243,6 +249,8 @@ def stride_of(n: int, k: int, sample_ratio: float = 0.01) -> int:
         {"resample": False, "upper": 1.1, "lower": 0.95},
         {"sample_ratio": 0.3},
         {"iterations": 0},
+        {"strided_sample": False},
+        {"strided_sample": False, "sample_ratio": 0.3, "resample": False},
     ],
 )
 @pytest.mark.parametrize("kind", ["gaussian", "heavy", "sparse", "equal", "nonfinite"])
@@ -265,7 +273,7 @@ def test_sampled_topk_follows_its_definition(kind: str, options: dict) -> None:
         for seed in range(4):
             start = None if stride == 1 else first_draw(seed) * stride >> 64
             with np.errstate(over="ignore"):
-                kept, least = sampled_topk(x, k, start, stride, **options)
+                kept, least = sampled_topk(x, k, start, stride, **options, seed=seed)
             frame = codec.encode(x, seed=seed)
             np.testing.assert_array_equal(codec.decode(frame), only(x, kept))
             count = int.from_bytes(codec.encode_payload(x, seed=seed)[:4].tobytes(), "little")

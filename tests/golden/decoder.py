@@ -577,7 +577,7 @@ def sampled_counts(n: int, spec: Spec) -> tuple[int, int]:
     stride = 32 * -(-n // (32 * s)) + 1
     while n // stride < s:
         stride -= 8
-    t = -(-(n // stride * k) // n)
+    t = -(-(n // stride * k) // n) if spec.params.get("strided_sample") != "false" else 1
     return (min(k, t) if spec.params["resample"] == "true" else 0), k
 
 

@@ -44,6 +44,7 @@ OTHERS = [
     *(
         "randomk(ratio=0.2,values=int8)",
         "sampled_topk(ratio=0.1,resample=false)",
+        "sampled_topk(ratio=0.1,strided_sample=false)",
     ),
 ]
 

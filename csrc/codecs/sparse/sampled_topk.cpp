@@ -21,6 +21,7 @@ class SampledTopK final : public SparseCodec {
       : SparseCodec(recipe),
         keep_(recipe.params),
         sample_ratio_(recipe.params.real("sample_ratio")),
+        strided_(recipe.params.boolean("strided_sample")),
         upper_(recipe.params.real("upper_bound")),
         lower_(recipe.params.real("lower_bound")),
         iterations_(recipe.params.integer("max_adaptation_iters")),
@@ -38,8 +39,8 @@ class SampledTopK final : public SparseCodec {
     const Sample sample = sample_of(sample_ratio_, k, n);
     if (sample.stride == 1) return k;
     // The sample itself has `rank` elements that reach the threshold, and with `resample` it only
-    // ever falls.
-    return resample_ ? std::min(k, sample.rank) : 0;
+    // ever falls. Drawn with replacement, they may all be the same.
+    return resample_ ? std::min(k, strided_ ? sample.rank : 1) : 0;
   }
   std::size_t max_kept(std::size_t n) const noexcept override { return keep_.count(n); }
 
@@ -71,18 +72,27 @@ class SampledTopK final : public SparseCodec {
   // At most the largest finite magnitude, so that NaN and Inf always reach it.
   Status estimate(Span<const float> x, const Sample& sample, const Call& call,
                   std::uint32_t* threshold) const {
-    const auto start = static_cast<std::size_t>(Stream(call.stream).below(sample.stride));
-    const std::size_t size = (x.size() - start + sample.stride - 1) / sample.stride;
+    Stream stream(call.stream);
+    const std::size_t start =
+        strided_ ? static_cast<std::size_t>(stream.below(sample.stride)) : std::size_t{0};
+    const std::size_t size = strided_ ? (x.size() - start + sample.stride - 1) / sample.stride
+                                      : x.size() / sample.stride;
     Span<std::uint32_t> magnitudes = call.scratch->get<std::uint32_t>(0, size);
     if (magnitudes.empty()) {
       return capacity_error("out of memory: a sample of " + std::to_string(size) + " elements");
     }
-    // Each element may be in a different cache line, so prefetch early.
-    const std::size_t ahead = 32 * sample.stride;
-    for (std::size_t i = 0; i < size; ++i) {
-      const std::size_t at = start + i * sample.stride;
-      __builtin_prefetch(x.data() + std::min(at + ahead, x.size() - 1));
-      magnitudes[i] = float_bits(x[at]) & kMagnitudeMask;
+    if (strided_) {
+      // Each element may be in a different cache line, so prefetch early.
+      const std::size_t ahead = 32 * sample.stride;
+      for (std::size_t i = 0; i < size; ++i) {
+        const std::size_t at = start + i * sample.stride;
+        __builtin_prefetch(x.data() + std::min(at + ahead, x.size() - 1));
+        magnitudes[i] = float_bits(x[at]) & kMagnitudeMask;
+      }
+    } else {
+      for (std::size_t i = 0; i < size; ++i) {
+        magnitudes[i] = float_bits(x[stream.below(x.size())]) & kMagnitudeMask;
+      }
     }
     const std::uint32_t reached = kth_largest(magnitudes.data(), size, sample.rank).number;
     *threshold = std::min(reached, kInfBits - 1);
@@ -96,6 +106,7 @@ class SampledTopK final : public SparseCodec {
 
   Keep keep_;
   double sample_ratio_;
+  bool strided_;
   double upper_;
   double lower_;
   std::int64_t iterations_;
@@ -114,6 +125,10 @@ StageInfo sampled_topk_stage() {
       "and adaptation as in the authors' code";
   stage.nonfinite = "NaN and Inf reach every threshold";
   stage.example = "sampled_topk(ratio=0.01)";
+  ParamInfo strided =
+      boolean_param("strided_sample", "true",
+                    "sample elements at equal distances; false: elements drawn with replacement");
+  strided.omits_default = true;
   stage.params = {
       ratio_param(),
       k_param(),
@@ -129,6 +144,7 @@ StageInfo sampled_topk_stage() {
       boolean_param("resample", "true",
                     "if too many elements exceed the threshold: keep exactly the k largest; false: "
                     "raise the threshold"),
+      strided,
       values_param()};
   stage.exactly_one_of = {"ratio", "k"};
   stage.symbols = Symbols::kIndices;
