@@ -47,7 +47,7 @@ class LevelCoder {
   LevelCoding coding_;
 };
 
-// Fewest bits that hold the symbols 0, ..., largest; 1 <= largest <= 255.
+// Fewest bits that hold the symbols 0, ..., largest; 1 <= largest.
 inline unsigned symbol_bits(unsigned largest) {
   return 32u - static_cast<unsigned>(__builtin_clz(largest));
 }

@@ -67,6 +67,9 @@ SPECS = {
         "qsgd(levels=5,bucket=100,norm=l2)",
         "qsgd(levels=7)|rans",
         "qsgd(levels=4,norm=l2)|elias_delta",
+        "qsgd(levels=128)",
+        "qsgd(levels=1000,norm=l2,bucket=300)|rans",
+        "qsgd(levels=65535)|elias_delta",
     ),
     "dither": (
         "dither(levels=4)",

@@ -91,6 +91,7 @@ MOST_LAG = {
     "fp8(format=e5m2)": ROUNDED,
     "blockwise8": ROUNDED,
     "qsgd": ROUNDED,
+    "qsgd(levels=1000)": ROUNDED,
     "dither": ROUNDED,
     "uniform(bits=4)": ROUNDED,
     "inceptionn": ROUNDED,

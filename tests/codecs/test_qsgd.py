@@ -25,7 +25,11 @@ def gradients(n: int) -> np.ndarray:
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize(
     ("levels", "bucket", "n"),
-    [(127, 512, 5000), (1, 16, 333), (7, 1001, 70_000), (3, 70_000, 140_001), (64, 10**6, 4097)],
+    [
+        *[(127, 512, 5000), (1, 16, 333), (7, 1001, 70_000), (3, 70_000, 140_001)],
+        *[(64, 10**6, 4097), (128, 512, 5000), (1000, 1001, 70_000), (32_768, 70_000, 140_001)],
+        (65_535, 16, 333),
+    ],
 )
 def test_the_payload_is_what_the_document_says(
     levels: int, bucket: int, n: int, norm: str, coder: str
@@ -35,9 +39,17 @@ def test_the_payload_is_what_the_document_says(
 
 
 @pytest.mark.parametrize("coder", ["packed", "rans", "elias_delta"])
-@pytest.mark.parametrize("bucket", [16, 1001, 65_536, 65_537, 131_072, 150_000])
-def test_neither_threads_nor_instructions_change_the_bytes(bucket: int, coder: str) -> None:
-    codec = gradcomp.get_codec(f"qsgd(levels=9,bucket={bucket},norm=l2)|{coder}")
+@pytest.mark.parametrize(
+    ("bucket", "levels"),
+    [
+        *((bucket, 9) for bucket in (16, 1001, 65_536, 65_537, 131_072, 150_000)),
+        *[(16, 300), (65_537, 65_535)],
+    ],
+)
+def test_neither_threads_nor_instructions_change_the_bytes(
+    bucket: int, levels: int, coder: str
+) -> None:
+    codec = gradcomp.get_codec(f"qsgd(levels={levels},bucket={bucket},norm=l2)|{coder}")
     x = gradients(400_003)
     results = set()
     for _ in settings_of_the_core():
@@ -71,7 +83,7 @@ def test_the_definition_equals_grace(case: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
-@pytest.mark.parametrize("levels", [1, 5, 127])
+@pytest.mark.parametrize("levels", [1, 5, 127, 1000, 65_535])
 def test_the_mean_over_many_streams_is_the_input(levels: int, norm: str) -> None:
     codec = gradcomp.get_codec(f"qsgd(levels={levels},bucket=64,norm={norm})")
     x = gradients(640)
@@ -128,6 +140,28 @@ def test_extreme_buckets(norm: str) -> None:
     decoded = codec.decode(codec.encode(small))
     assert np.isfinite(decoded).all()
     assert abs(decoded - small).max() <= 4.1 * 2.0**-95 / 127
+
+
+def test_all_levels_up_to_65535_are_kept() -> None:
+    x = np.arange(-65_535, 65_536).astype(np.float32)
+    codec = gradcomp.get_codec(f"qsgd(levels=65535,bucket={x.size})")
+    for seed in range(3):
+        decoded = codec.decode(codec.encode(x, seed=seed))
+        assert decoded.tobytes() == (x + 0).tobytes()
+
+
+def test_damaged_symbols_of_many_levels_are_refused() -> None:
+    codec = gradcomp.get_codec("qsgd(levels=600,bucket=16)")  # 8 + 3 bits; the largest is 1200
+    payload = codec.encode_payload(gradients(17))
+    beyond = payload.copy()
+    beyond[8:] = 0xFF
+    beyond[-1] &= 0x07  # 51 bits of 56
+    check_refused(codec, beyond, 17, "level symbol 2047")
+    padded = payload.copy()
+    padded[-1] |= 0x80
+    check_refused(codec, padded, 17, "padding bits")
+    for wrong in (payload[:-1], payload[:7], payload[:9], np.append(payload, payload[:1])):
+        check_refused(codec, wrong, 17)
 
 
 def test_a_level_beyond_the_last_is_refused() -> None:

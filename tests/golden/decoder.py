@@ -855,6 +855,18 @@ def unzigzag(symbols: np.ndarray) -> np.ndarray:
     return np.where(symbols % 2 == 1, -(symbols + 1) // 2, symbols // 2)
 
 
+def read_wide_levels(data: bytes, coder: str | None, width: int, n: int) -> np.ndarray:
+    """Symbols of up to 17 bits."""
+    if width <= 8:
+        return read_levels(data, coder, width, n)
+    lower = width - 8
+    split = len(data) - (n * lower + 7) // 8
+    if split < 0:
+        raise FormatError("the lower bits are cut short")
+    upper = read_levels(data[:split], coder, 8, n).astype(np.int64)
+    return upper << lower | read_packed(data[split:], lower, n)
+
+
 def read_norms_and_levels(
     payload: bytes, n: int, spec: Spec, values: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 ) -> np.ndarray:
@@ -867,7 +879,7 @@ def read_norms_and_levels(
     bits = norms.view(np.uint32)
     if np.any((bits > 0x7F7FFFF8) & (bits != 0x7FC00000)):
         raise FormatError("a norm that is negative, beyond the largest, or another NaN")
-    symbols = read_levels(payload[head:], spec.coder, (2 * s).bit_length(), n)
+    symbols = read_wide_levels(payload[head:], spec.coder, (2 * s).bit_length(), n)
     if np.any(symbols > 2 * s):
         raise FormatError("a symbol beyond the last level")
     return values(norms[np.arange(n) // bucket], unzigzag(symbols), s)

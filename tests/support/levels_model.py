@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from decoder import linear_values, natural_values, read_levels, stream_key, unzigzag
+from decoder import linear_values, natural_values, read_wide_levels, stream_key, unzigzag
 
 import gradcomp
 from support.streams import WordArray, rounding_words
@@ -48,8 +48,11 @@ def bucket_norm(x: FloatArray, kind: str, first: int = 0) -> np.float32:
 def linear_levels(x: FloatArray, words: WordArray, norm: np.float32, levels: int) -> IntArray:
     if not norm > 0:
         return np.zeros(x.size, np.int64)
-    fixed = np.floor(abs(x) * np.float32(np.float32(levels * 2**24) / norm)).astype(np.int64)
-    rounded = (fixed + (words >> np.uint64(8)).astype(np.int64)) >> 24
+    if levels > 127:
+        fixed = np.floor(abs(x).astype(np.float64) * (levels * 2.0**24 / np.float64(norm)))
+    else:
+        fixed = np.floor(abs(x) * np.float32(np.float32(levels * 2**24) / norm))
+    rounded = (fixed.astype(np.int64) + (words >> np.uint64(8)).astype(np.int64)) >> 24
     return np.where(x < 0, -1, 1) * np.minimum(rounded, levels)
 
 
@@ -87,7 +90,7 @@ def dequantize(
 
 
 def decode_symbols(data: bytes, coder: str, bits: int, n: int) -> IntArray:
-    return read_levels(data, None if coder == "packed" else coder, bits, n)
+    return read_wide_levels(data, None if coder == "packed" else coder, bits, n)
 
 
 def check_payload(

@@ -15,12 +15,6 @@
 namespace gradcomp {
 namespace {
 
-// Just below the largest float, so that level * (norm / levels) stays finite even if the quotient
-// is rounded up.
-constexpr float kLargestNorm = 0x1.FFFFFp127f;
-// Buckets with smaller norms are sent as zeros: the inverse of the norm would not be finite.
-constexpr float kSmallestNorm = 0x1p-96f;
-
 constexpr std::size_t kWords = 1024;  // random words at a time
 
 constexpr std::size_t kChunkSlot = 0;
@@ -64,7 +58,7 @@ DitheredCodec::DitheredCodec(const Recipe& recipe, Norm norm, Partition partitio
     : levels_(static_cast<unsigned>(recipe.params.integer("levels"))),
       bits_(symbol_bits(2 * levels_)),
       bucket_(static_cast<std::size_t>(recipe.params.integer("bucket"))),
-      norm_(norm),
+      norms_{bucket_, norm},
       partition_(partition),
       coder_(LevelCoder::named(recipe.coder_name("packed"))) {
   for (int symbol = 0; symbol < 256; ++symbol) {
@@ -85,41 +79,10 @@ Caps DitheredCodec::caps() const noexcept {
 }
 
 std::size_t DitheredCodec::max_encoded_size(std::size_t n) const noexcept {
-  return 4 * buckets(n) + coder_.max_bytes(n, bits_);
+  return 4 * norms_.buckets(n) + coder_.max_bytes(n, bits_);
 }
 
 // Norms ------------------------------------------------------------------------------------------
-// A bucket is measured in pieces, cut at multiples of kChunk and joined in order. So threads can
-// share the work, and the sum does not depend on their number.
-
-double DitheredCodec::measure(const float* x, std::size_t n) const {
-  if (norm_ == Norm::kL2) return kernels().sum_squares(x, n);
-  return static_cast<double>(bits_float(kernels().max_magnitude(x, n)));
-}
-
-double DitheredCodec::join(double a, double b) const {
-  if (norm_ == Norm::kL2) return a + b;
-  return a >= b || std::isnan(a) ? a : b;
-}
-
-float DitheredCodec::norm_of(double measure) const {
-  if (!std::isfinite(measure)) return bits_float(kNanBits);
-  const double norm = norm_ == Norm::kL2 ? std::sqrt(measure) : measure;
-  if (norm > static_cast<double>(kLargestNorm)) return kLargestNorm;
-  const auto rounded = static_cast<float>(norm);
-  return rounded < kSmallestNorm ? 0.0f : rounded;
-}
-
-float DitheredCodec::bucket_norm(Span<const float> x, std::size_t bucket) const {
-  const std::size_t end = std::min((bucket + 1) * bucket_, x.size());
-  double total = 0;
-  for (std::size_t begin = bucket * bucket_; begin < end;) {
-    const std::size_t stop = std::min(end, (begin / kChunk + 1) * kChunk);
-    total = join(total, measure(x.data() + begin, stop - begin));
-    begin = stop;
-  }
-  return norm_of(total);
-}
 
 // Writes the norms of buckets that are longer than a chunk.
 Status DitheredCodec::write_long_norms(Span<const float> x, const Call& call,
@@ -127,7 +90,7 @@ Status DitheredCodec::write_long_norms(Span<const float> x, const Call& call,
   const std::size_t n = x.size();
   // Piece i of the tensor is in chunk c and bucket b with c + b = i; if a bucket and a chunk begin
   // together, one i is skipped.
-  const std::size_t pieces = (n + kChunk - 1) / kChunk + buckets(n);
+  const std::size_t pieces = (n + kChunk - 1) / kChunk + norms_.buckets(n);
   Span<double> measures = call.scratch->get<double>(kMeasureSlot, pieces + 1);
   if (measures.empty()) return capacity_error("out of memory while measuring buckets");
   std::fill(measures.begin(), measures.end(), 0.0);
@@ -137,17 +100,17 @@ Status DitheredCodec::write_long_norms(Span<const float> x, const Call& call,
       const std::size_t bucket = begin / bucket_;
       const std::size_t stop = std::min({end, (chunk + 1) * kChunk, (bucket + 1) * bucket_});
       correct(call, begin, stop);
-      measures[chunk + bucket] = measure(x.data() + begin, stop - begin);
+      measures[chunk + bucket] = norms_.measure(x.data() + begin, stop - begin);
       begin = stop;
     }
   });
-  for (std::size_t bucket = 0; bucket < buckets(n); ++bucket) {
+  for (std::size_t bucket = 0; bucket < norms_.buckets(n); ++bucket) {
     const std::size_t last = std::min((bucket + 1) * bucket_, n) - 1;
     double total = 0;
     for (std::size_t chunk = bucket * bucket_ / kChunk; chunk <= last / kChunk; ++chunk) {
-      total = join(total, measures[chunk + bucket]);
+      total = norms_.join(total, measures[chunk + bucket]);
     }
-    store(out + 4 * bucket, norm_of(total));
+    store(out + 4 * bucket, norms_.norm_of(total));
   }
   return {};
 }
@@ -184,7 +147,7 @@ void DitheredCodec::write_symbols(Span<const float> x, const Call& call, std::si
         norm = load<float>(norms + 4 * bucket);
       } else {
         correct(call, at, std::min(bucket_end, end));
-        norm = bucket_norm(x, bucket);
+        norm = norms_.bucket_norm(x, bucket);
         if (bucket * bucket_ >= begin) store(norms + 4 * bucket, norm);
       }
     }
@@ -210,7 +173,7 @@ Status DitheredCodec::encode(Span<const float> x, const Call& call, Span<std::ui
   Span<std::uint8_t> chunks = call.scratch->get<std::uint8_t>(kChunkSlot, ranges * kChunk);
   if (chunks.empty()) return capacity_error("out of memory while encoding levels");
   std::uint8_t* const norms = out.data();
-  std::uint8_t* const coded = norms + 4 * buckets(n);
+  std::uint8_t* const coded = norms + 4 * norms_.buckets(n);
   if (bucket_ > kChunk) GRADCOMP_TRY(write_long_norms(x, call, norms));
 
   std::vector<Span<std::uint8_t>> parts(ranges);
@@ -240,18 +203,8 @@ Status DitheredCodec::encode(Span<const float> x, const Call& call, Span<std::ui
 
 Status DitheredCodec::read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                            Span<const std::uint8_t>* symbols) const {
-  const std::size_t head = 4 * buckets(n);
-  if (in.size() < head) {
-    return wire_error("the payload has " + std::to_string(in.size()) + " bytes; the norms of " +
-                      std::to_string(n) + " elements alone have " + std::to_string(head));
-  }
-  for (std::size_t bucket = 0; bucket < buckets(n); ++bucket) {
-    const auto norm = load<std::uint32_t>(in.data() + 4 * bucket);
-    if (norm > float_bits(kLargestNorm) && norm != kNanBits) {
-      return wire_error("the norm of bucket " + std::to_string(bucket) +
-                        " is negative or beyond the largest");
-    }
-  }
+  GRADCOMP_TRY(norms_.check(in, n));
+  const std::size_t head = 4 * norms_.buckets(n);
   const Span<const std::uint8_t> coded{in.data() + head, in.size() - head};
   if (coder_.plain(bits_)) {
     GRADCOMP_TRY(check_payload_size(in, head + n, n));

@@ -8,11 +8,11 @@
 
 #include "codec/codec.hpp"
 #include "codec/stage.hpp"
+#include "codecs/quantize/bucket_norms.hpp"
 #include "coding/levels.hpp"
 
 namespace gradcomp {
 
-enum class Norm { kMax, kL2 };
 enum class Partition {
   kLinear,   // levels 0, 1/s, 2/s, ..., 1 of the norm
   kNatural,  // levels 0, 2^(1-s), ..., 1/2, 1 of the norm
@@ -33,11 +33,6 @@ class DitheredCodec final : public Codec {
                     Span<float> acc) const override;
 
  private:
-  std::size_t buckets(std::size_t n) const { return n / bucket_ + (n % bucket_ != 0 ? 1 : 0); }
-  double measure(const float* x, std::size_t n) const;
-  double join(double a, double b) const;
-  float norm_of(double measure) const;
-  float bucket_norm(Span<const float> x, std::size_t bucket) const;
   Status write_long_norms(Span<const float> x, const Call& call, std::uint8_t* out) const;
   void write_symbols(Span<const float> x, const Call& call, std::size_t begin, std::size_t end,
                      std::uint8_t* norms, std::uint8_t* symbols) const;
@@ -55,7 +50,7 @@ class DitheredCodec final : public Codec {
   unsigned levels_;
   unsigned bits_;
   std::size_t bucket_;
-  Norm norm_;
+  BucketNorms norms_;
   Partition partition_;
   LevelCoder coder_;
   float values_[256];  // of each symbol, in units of unit(norm)

@@ -1,9 +1,12 @@
 // QSGD: linear levels of a bucket's norm, rounded at random.
 #include "codecs/codecs.hpp"
 #include "codecs/quantize/dithered_codec.hpp"
+#include "codecs/quantize/wide_qsgd.hpp"
 
 namespace gradcomp {
 namespace {
+
+constexpr std::int64_t kMostByteLevels = 127;
 
 Norm norm_of(const Params& params) {
   return params.choice("norm") == "l2" ? Norm::kL2 : Norm::kMax;
@@ -22,12 +25,16 @@ StageInfo qsgd_stage() {
   stage.nonfinite = kDitheredNonfinite;
   stage.example = "qsgd(levels=127)";
   stage.params = {
-      levels_param("127", "levels above zero; a level has ceil(log2(2 * levels + 1)) bits"),
+      integer_param("levels", "127", 1, 65535,
+                    "levels above zero; a level has ceil(log2(2 * levels + 1)) bits"),
       bucket_param("512", "elements that share a norm"),
       choice_param("norm", "max", "max|l2", "norm that the levels are fractions of"),
   };
   stage.symbols = Symbols::kLevels;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
+    if (recipe.params.integer("levels") > kMostByteLevels) {
+      return make_wide_qsgd(recipe, norm_of(recipe.params));
+    }
     return std::make_unique<DitheredCodec>(recipe, norm_of(recipe.params), Partition::kLinear);
   };
   stage.refuse = [](const Params& params, const StageInfo* memory) {
