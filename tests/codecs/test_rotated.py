@@ -241,7 +241,7 @@ def mixed(
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
-@pytest.mark.parametrize("bits", [0.001, 0.5, 0.9, 1.5, 2.5, 6.25])
+@pytest.mark.parametrize("bits", [0.001, 0.5, 0.9, 1.5, 1.9999, 2.5, 6.25])
 @pytest.mark.parametrize("n", [64, 65, 100, 4096, 4097, 9000])
 def test_fractional_bits_follow_the_document(n: int, bits: float, unbiased: bool) -> None:
     x = np.random.default_rng(n).laplace(size=n).astype(f32)
