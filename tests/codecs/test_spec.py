@@ -156,6 +156,7 @@ def test_canonical_is_a_fixed_point(text: str) -> None:
             and "sketch" not in text
             and "one" not in text
             and "eden" not in text
+            and "l2" not in text
             and "momentum_correction" not in text
             and "_rate" not in text
             and "error" not in text
