@@ -16,7 +16,7 @@ GRADCOMP_LEVEL double level_error(const float* x, const std::uint8_t* symbols, s
       const Words symbol = load_bytes(symbols + at) & (std::uint32_t{kClassSymbols} - 1);
       const Words found = (symbol + 1) >> 1;
       const Words rounded = max(truncate(size + bias), top);
-      const Floats off = size - to_floats(select(equal(found, top), rounded, found));
+      const Floats off = size - to_floats(select(greater(found, top - 1), rounded, found));
       sums.add(part, off * off);
     }
   }
