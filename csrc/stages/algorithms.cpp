@@ -132,9 +132,11 @@ StageInfo signsgd_mv_stage() {
       choice_param("ties", "random", "random|plus", "sign of zero elements and of tied votes"),
   };
   stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
-    if (memory == nullptr || !memory->feeds_back) return nullptr;
-    return "a vote has no scale, so residuals of error feedback would be meaningless; leave out "
-           "the memory, or use signum";
+    if (memory == nullptr || !memory->feeds_back || memory->name == std::string("residual")) {
+      return nullptr;
+    }
+    return "a vote has no scale, so this error feedback would be meaningless; leave out the memory, "
+           "or use signum or residual";
   };
   return stage;
 }

@@ -70,8 +70,27 @@ def test_signum_is_the_memory_of_the_paper() -> None:
         np.testing.assert_array_equal(step(loop, grads), np.sign(votes))
 
 
-@pytest.mark.parametrize("memory", ["residual", "momentum_correction"])
-def test_no_error_feedback(memory: str) -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_residual_takes_off_what_the_rank_has_voted(ranks: int) -> None:
+    """GRACE's memory: the vote counts as 1, whatever the majority says."""
+    rng = np.random.default_rng(0)
+    loop = loop_of("residual(beta=0.9,gamma=50)|signsgd_mv", ranks)
+    residuals = np.zeros((ranks, 40, 30), np.float32)
+    for _ in range(6):
+        grads = rng.normal(0.01, 0.02, size=residuals.shape).astype(np.float32)
+        corrected = np.float32(0.9) * residuals + np.float32(50) * grads
+        signs = np.sign(corrected)
+        average = step(loop, list(grads))
+        votes = signs.sum(axis=0)
+        np.testing.assert_array_equal(average[votes != 0], np.sign(votes[votes != 0]))
+        residuals = corrected - signs
+        for rank, residual in enumerate(residuals):
+            found = loop.ranks[rank].state_dict()["residual"]["w"]
+            np.testing.assert_allclose(found, residual.reshape(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("memory", ["ef21", "momentum_correction"])
+def test_no_other_error_feedback(memory: str) -> None:
     with pytest.raises(SpecError):
         parse(f"{memory}|signsgd_mv")
 
