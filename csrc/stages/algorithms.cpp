@@ -135,7 +135,8 @@ StageInfo signsgd_mv_stage() {
     if (memory == nullptr || !memory->feeds_back || memory->name == std::string("residual")) {
       return nullptr;
     }
-    return "a vote has no scale, so this error feedback would be meaningless; leave out the memory, "
+    return "a vote has no scale, so this error feedback would be meaningless; leave out the "
+           "memory, "
            "or use signum or residual";
   };
   return stage;
