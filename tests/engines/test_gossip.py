@@ -31,6 +31,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
         *("golden_npdde", "golden_ring", "a_job_resumes", "peers_can_change"),
         *("peers_follow_a_schedule", "nodes_average_gradients", "nodes_resume"),
         *("uneven_data", "asynchronous_averaging", "an_asynchronous_job_resumes"),
+        "modules_one_after_the_other_use_the_same_groups",
+        "groups_of_an_exchange_that_has_failed_are_not_used_again",
     ],
 )
 def test_every_rank_passes(job: CaseJob, case: str) -> None:

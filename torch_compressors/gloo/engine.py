@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 import torch
@@ -77,14 +76,13 @@ class GlooEngine:
 
     def __init__(
         self,
-        groups: LentGroups | Mapping[RankGroup, dist.ProcessGroup],
+        groups: LentGroups[RankGroup] | Mapping[RankGroup, dist.ProcessGroup],
         limit: int,
         where: str = "ddp_hook",
         liveness: Liveness | None = None,
     ) -> None:
         self.lent = groups if isinstance(groups, LentGroups) else LentGroups(groups)
-        self._give_back = finalize(self, self.lent.give_back)
-        self._give_back.atexit = False
+        self._give_back = self.lent.until_gone(self)
         self._groups = groups = self.lent.groups
         self._where = where
         self._liveness = liveness or of_group(groups["all"], "fault")

@@ -8,19 +8,21 @@ later ones.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary, finalize
 
 import torch.distributed as dist
 
-from gradcomp.adapter_api import RankGroup
 from torch_compressors.gloo.gather import gather_texts
 
 __all__ = ["LentGroups", "lend"]
 
+_Name = TypeVar("_Name", bound=Hashable)
 
-class LentGroups:
+
+class LentGroups(Generic[_Name]):
     """The process groups of one compression, by name, until `give_back`.
 
     Attributes:
@@ -28,10 +30,11 @@ class LentGroups:
         on_devices: groups of all ranks for memory of devices, by their backends.
     """
 
-    def __init__(self, groups: Mapping[RankGroup, dist.ProcessGroup]) -> None:
+    def __init__(self, groups: Mapping[_Name, dist.ProcessGroup]) -> None:
         self.groups = groups
         self.on_devices: dict[str, dist.ProcessGroup] = {}
         self._under_way = 0
+        self._counting = threading.Lock()  # gossip makes requests on several threads
         self._free = False
 
     @property
@@ -47,18 +50,26 @@ class LentGroups:
         """Let another compression take them. With requests under way they are never used again."""
         self._free = True
 
+    def until_gone(self, owner: object) -> finalize[[], object]:
+        """Give them back when ``owner`` is garbage, or when the result is called."""
+        give_back = finalize(owner, self.give_back)
+        give_back.atexit = False
+        return give_back
+
     def begin(self) -> None:
         """Count a request that begins."""
-        self._under_way += 1
+        with self._counting:
+            self._under_way += 1
 
     def end(self) -> None:
         """Count a request that has its reply."""
-        self._under_way -= 1
+        with self._counting:
+            self._under_way -= 1
 
 
 class _Entry(NamedTuple):
     key: tuple[object, ...]
-    lent: LentGroups
+    lent: LentGroups[Any]
 
 
 # By the group of all their ranks. Ranks make the same entries in the same order.
@@ -68,8 +79,8 @@ _made: WeakKeyDictionary[dist.ProcessGroup, list[_Entry]] = WeakKeyDictionary()
 def lend(
     world: dist.ProcessGroup,
     key: tuple[object, ...],
-    make: Callable[[], Mapping[RankGroup, dist.ProcessGroup]],
-) -> LentGroups:
+    make: Callable[[], Mapping[_Name, dist.ProcessGroup]],
+) -> LentGroups[_Name]:
     """Groups that an earlier compression has given back on all ranks, or else new ones.
 
     All ranks call it together.
@@ -89,7 +100,7 @@ def lend(
             gc.collect()
             found = _common(world, entries, key)
         if found is not None:
-            lent = entries[found].lent
+            lent: LentGroups[_Name] = entries[found].lent
             lent.take()
             return lent
     lent = LentGroups(make())

@@ -102,7 +102,9 @@ def node_size(config: Config, world: dist.ProcessGroup) -> tuple[int, str | None
     return ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
 
 
-def exchange_groups(world: dist.ProcessGroup, size: int, timeout: timedelta | None) -> LentGroups:
+def exchange_groups(
+    world: dist.ProcessGroup, size: int, timeout: timedelta | None
+) -> LentGroups[RankGroup]:
     """Groups of Gloo: all ranks, the ranks of this node, and the nodes' first ranks.
 
     Only one compression at a time uses them, so no other collective comes between its exchanges.

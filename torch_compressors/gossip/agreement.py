@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from gradcomp.adapter_api import (
     check_digests,
@@ -20,6 +19,7 @@ from gradcomp.errors import GradcompError, ProtocolError
 from gradcomp.gossip import Topology
 from gradcomp_torch.parameters import parameter_bytes
 from torch_compressors.gloo.gather import gather_texts
+from torch_compressors.gossip.groups import GossipGroups
 from torch_compressors.gossip.transport import naming_the_lost
 
 __all__ = ["agree", "check_equal_tensors", "setting_text"]
@@ -29,7 +29,7 @@ _LONGEST = 100
 
 def agree(
     values_of: Callable[[], Mapping[str, Any]],
-    group: dist.ProcessGroup,
+    groups: GossipGroups,
     where: str,
     leaders: int = 1,
 ) -> None:
@@ -37,7 +37,7 @@ def agree(
 
     Args:
         values_of: returns this rank's values by name, for JSON; its errors are raised on all ranks.
-        group: all ranks.
+        groups: a group of all ranks.
         where: the caller, for messages.
         leaders: of so many consecutive ranks only the first one counts for values that others give
             as None.
@@ -54,7 +54,7 @@ def agree(
     except GradcompError as error:
         problem = error
     text = json.dumps({"values": values, "problem": "" if problem is None else str(problem)})
-    with naming_the_lost(where):
+    with naming_the_lost(where), groups.request() as group:
         texts = gather_texts(text, group)
     if problem is not None:
         raise problem
@@ -86,7 +86,7 @@ def _values(row: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 def check_equal_tensors(
     named: Iterable[tuple[str, torch.Tensor]],
-    group: dist.ProcessGroup,
+    groups: GossipGroups,
     when: str,
     *,
     first: int = 0,
@@ -94,6 +94,7 @@ def check_equal_tensors(
     """Compare tensors, bit for bit, over the ranks of a group, each of which must call this.
 
     Args:
+        groups: this rank's group.
         when: the time, for the message.
         first: the group's first rank in the job; the others follow it.
 
@@ -101,7 +102,8 @@ def check_equal_tensors(
         ProtocolError: a tensor differs; the message names the first one, the time and the ranks.
     """
     text = json.dumps({"digests": digest_parameters(parameter_bytes(named))})
-    texts = gather_texts(text, group)
+    with groups.request() as group:
+        texts = gather_texts(text, group)
     rows = [read_object(row, rank) for rank, row in enumerate(texts, first)]
     check_digests(rows, when, first=first)
 

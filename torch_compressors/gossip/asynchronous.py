@@ -14,7 +14,7 @@ from gradcomp.errors import GradcompError, StateError
 from gradcomp.gossip import Bilateral, Sides, Topology, Traffic, make_topology
 from torch_compressors.gossip.agreement import agree
 from torch_compressors.gossip.background import Background
-from torch_compressors.gossip.groups import own_groups
+from torch_compressors.gossip.groups import GossipGroups
 from torch_compressors.gossip.module import DecentralizedModule
 from torch_compressors.gossip.pair import Pair
 from torch_compressors.gossip.transport import patiently
@@ -87,9 +87,9 @@ class AsyncGossipDataParallel(DecentralizedModule):
         self._take_over_rank_0()
         self._values = Bilateral(self._read())
         self._shown = self._read()
-        groups = own_groups(self._sides.edges, self._limit)
+        self._pair_groups = GossipGroups(self._sides.edges, self._limit)
         self._pairs = {
-            peer: Pair(peer, groups[min(peer, self._rank), max(peer, self._rank)], *self._times)
+            peer: Pair(peer, self._pair_groups, *self._times)
             for peer in self._sides.peers[self._rank]
         }
         self._exchange = Background()
@@ -170,6 +170,11 @@ class AsyncGossipDataParallel(DecentralizedModule):
             self._servers.clear()
         agree(self._settings, self._control, "synchronize()")
         self._show()
+
+    def close(self) -> None:
+        """Give the process groups to a later module; see `DecentralizedModule`."""
+        super().close()
+        self._pair_groups.close()
 
     # Checkpoints --------------------------------------------------------------------------------
 

@@ -238,8 +238,8 @@ class GossipDataParallel(DecentralizedModule):
         self._compare("synchronize()")
         # With bounded staleness ranks may be some rounds apart.
         begun = torch.tensor([self._begun], dtype=torch.int64, device="cpu")
-        with naming_the_lost("synchronize()"):
-            dist.all_reduce(begun, dist.ReduceOp.MAX, self._control)
+        with naming_the_lost("synchronize()"), self._control.request() as group:
+            dist.all_reduce(begun, dist.ReduceOp.MAX, group)
         x = self._finished(x)
         while self._node.leads and self._begun < int(begun):
             self._begin(x)
@@ -247,6 +247,12 @@ class GossipDataParallel(DecentralizedModule):
         if self._options.overlaps:
             self._share(x)
         self._barrier()
+
+    def close(self) -> None:
+        """Give the process groups to a later module; see `DecentralizedModule`."""
+        super().close()
+        self._node_ranks.close()
+        self._transport.close()
 
     def _serve(self, x: FloatArray) -> FloatArray:
         """Gossip until all ranks have arrived, because some may still wait for this rank's rounds."""

@@ -23,6 +23,7 @@ from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.gossip.agreement import agree, check_equal_tensors, setting_text
 from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
+from torch_compressors.gossip.groups import GossipGroups
 from torch_compressors.gossip.transport import check_times, naming_the_lost
 
 __all__ = ["DecentralizedModule"]
@@ -60,7 +61,7 @@ class DecentralizedModule(nn.Module, ABC):
             if parameter.requires_grad
         }
         self._limit = check_times(timeout, retries)
-        self._control = dist.new_group(backend="gloo", timeout=self._limit)
+        self._control = GossipGroups([range(dist.get_world_size())], self._limit)
         self._attached = False
         self._texts = {name: setting_text(value) for name, value in arguments.items()}
         agree(self._settings, self._control, self._where)
@@ -149,6 +150,15 @@ class DecentralizedModule(nn.Module, ABC):
             PeerError: a rank has died, or does not call this in time.
         """
 
+    def close(self) -> None:
+        """Give the process groups to the next such module of the job.
+
+        Call it after the last `synchronize`; without a call it happens when Python frees the module. Further
+        steps and averages raise a `StateError`, and the model can still be read. Ranks may call it at
+        different times. After an exchange that has failed, its groups are not used again.
+        """
+        self._control.close()
+
     @abstractmethod
     def gossip_state_dict(self) -> dict[str, Any]:
         """State of this rank besides its `state_dict`: numbers and tensors."""
@@ -175,8 +185,8 @@ class DecentralizedModule(nn.Module, ABC):
         with torch.no_grad():
             for tensor in tensors:
                 mean = tensor.detach().float().cpu()
-                with naming_the_lost("averaged()"):
-                    dist.all_reduce(mean, group=self._control)
+                with naming_the_lost("averaged()"), self._control.request() as group:
+                    dist.all_reduce(mean, group=group)
                 tensor.copy_(mean / dist.get_world_size())
         try:
             if self._check_replicas_every:
@@ -282,9 +292,11 @@ class DecentralizedModule(nn.Module, ABC):
 
     @cached_property
     def _checkpoints(self) -> Checkpoints:
+        control = self._control  # without a reference to this module, which would make a cycle
+
         def gather(data: bytes) -> list[bytes]:
-            with naming_the_lost("a checkpoint"):
-                return gather_bytes(data, self._control)
+            with naming_the_lost("a checkpoint"), control.request() as group:
+                return gather_bytes(data, group)
 
         text = ", ".join(f"{name} {value}" for name, value in self._texts.items())
         return Checkpoints(
@@ -301,21 +313,21 @@ class DecentralizedModule(nn.Module, ABC):
         """
         own_values = torch.from_numpy(self._read()).double()
         mean = own_values.clone()
-        with naming_the_lost("consensus_distance()"):
-            dist.all_reduce(mean, group=self._control)
+        with naming_the_lost("consensus_distance()"), self._control.request() as group:
+            dist.all_reduce(mean, group=group)
             squares = (own_values - mean / dist.get_world_size()).square().sum().reshape(1)
-            dist.all_reduce(squares, group=self._control)
+            dist.all_reduce(squares, group=group)
         return float((squares / dist.get_world_size()).sqrt())
 
     def _barrier(self) -> None:
-        with naming_the_lost("synchronize()"):
-            dist.barrier(self._control)
+        with naming_the_lost("synchronize()"), self._control.request() as group:
+            dist.barrier(group)
 
     def _take_over_rank_0(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), self._control.request() as group:
             for tensor in [*self.module.parameters(), *self.module.buffers()]:
                 value = tensor.detach().cpu()
-                dist.broadcast(value, 0, group=self._control)
+                dist.broadcast(value, 0, group=group)
                 tensor.copy_(value)
 
     def _read(self) -> FloatArray:

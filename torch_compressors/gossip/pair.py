@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gradcomp.adapter_api import ByteArray
 from gradcomp.errors import ProtocolError
+from torch_compressors.gossip.groups import GossipGroups
 from torch_compressors.gossip.tagged import buffer_for, opened, tagged
 from torch_compressors.gossip.transport import naming_the_lost, wait_for
 
@@ -28,13 +29,14 @@ class Pair:
 
     Args:
         peer: the other rank.
-        group: process group of both ranks.
+        groups: with a group of both ranks.
         timeout, retries: see `Transport`.
     """
 
-    def __init__(self, peer: int, group: dist.ProcessGroup, timeout: float, retries: int) -> None:
+    def __init__(self, peer: int, groups: GossipGroups, timeout: float, retries: int) -> None:
         self._peer = peer
-        self._group = group
+        self._groups = groups
+        self._ranks = (min(peer, dist.get_rank()), max(peer, dist.get_rank()))
         self._times = (timeout, retries)
         self._where = f"exchange with rank {peer}"
         self._count = 0
@@ -48,17 +50,17 @@ class Pair:
             ProtocolError: its answer is damaged.
         """
         answer = buffer_for(question.nbytes)
-        with self._naming():
-            receiving = dist.irecv(answer, self._peer, self._group)
-            self._begin(_QUESTION)
-            self._send(question, "question")
+        with self._naming(), self._groups.request(self._ranks) as group:
+            receiving = dist.irecv(answer, self._peer, group)
+            self._begin(_QUESTION, group)
+            self._send(question, "question", group)
             self._wait(receiving)
         return self._opened(answer, "answer")
 
     def end(self) -> None:
         """On the active rank: let the peer's `serve` return."""
-        with self._naming():
-            self._begin(_END)
+        with self._naming(), self._groups.request(self._ranks) as group:
+            self._begin(_END, group)
 
     def serve(self, nbytes: int, answer: Callable[[ByteArray], ByteArray]) -> None:
         """On the passive rank: answer questions of ``nbytes`` until the active rank calls `end`.
@@ -70,9 +72,9 @@ class Pair:
             ProtocolError: its message is damaged, or of an unknown kind.
         """
         beginning, question = buffer_for(1), buffer_for(nbytes)
-        with self._naming():
+        with self._naming(), self._groups.request(self._ranks) as group:
             while True:
-                work = dist.irecv(beginning, self._peer, self._group)
+                work = dist.irecv(beginning, self._peer, group)
                 work.wait(_FOR_EVER)  # type: ignore[union-attr]
                 self._count += 1
                 kind = int(self._opened(beginning, "kind")[0])
@@ -83,22 +85,22 @@ class Pair:
                         f"{self._where}: it sent a message of kind {kind}; it must be {_END} or "
                         f"{_QUESTION}: see whether all ranks run the same script and versions"
                     )
-                self._wait(dist.irecv(question, self._peer, self._group))
-                self._send(answer(self._opened(question, "question")), "answer")
+                self._wait(dist.irecv(question, self._peer, group))
+                self._send(answer(self._opened(question, "question")), "answer", group)
 
-    def _begin(self, kind: int) -> None:
+    def _begin(self, kind: int, group: dist.ProcessGroup) -> None:
         self._count += 1
-        self._send(np.array([kind], np.uint8), "kind")
+        self._send(np.array([kind], np.uint8), "kind", group)
 
-    def _send(self, data: ByteArray, part: str) -> None:
-        self._wait(dist.isend(tagged(data, self._name(part)), self._peer, self._group))
+    def _send(self, data: ByteArray, part: str, group: dist.ProcessGroup) -> None:
+        self._wait(dist.isend(tagged(data, self._name(part)), self._peer, group))
 
     def _opened(self, message: torch.Tensor, part: str) -> ByteArray:
         return opened(message, self._name(part), self._peer)
 
     def _name(self, part: str) -> str:
         """The same at both ends."""
-        low, high = sorted((self._peer, dist.get_rank()))
+        low, high = self._ranks
         return f"exchange {self._count} of ranks {low} and {high}, {part}"
 
     def _wait(self, work: dist.Work | None) -> None:

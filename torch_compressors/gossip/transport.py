@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gradcomp.adapter_api import ByteArray, Exchange, GossipRound
 from gradcomp.errors import GradcompError, PeerError, ProtocolError
+from torch_compressors.gossip.groups import GossipGroups
 from torch_compressors.gossip.tagged import buffer_for, opened, tagged
 
 __all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "wait_for"]
@@ -33,7 +34,7 @@ def check_times(timeout: float, retries: int) -> timedelta:
 
 
 class Transport:
-    """Sends and receives over its own Gloo process group; every rank must create one.
+    """Sends and receives over a Gloo process group that no other uses meanwhile; every rank must create one.
 
     Args:
         ranks: the gossiping ranks, indexed by the rank numbers of topologies; by default all.
@@ -48,7 +49,11 @@ class Transport:
         self._timeout = timeout
         self._retries = retries
         self._ranks = range(dist.get_world_size()) if ranks is None else ranks
-        self._group = dist.new_group(list(self._ranks), self._limit, "gloo")
+        self._groups = GossipGroups([self._ranks], self._limit)
+
+    def close(self) -> None:
+        """Give the process group to a later one; no round may follow."""
+        self._groups.close()
 
     def run(self, round_: GossipRound) -> None:
         """Run a round to its end.
@@ -59,14 +64,15 @@ class Transport:
             ProtocolError: a peer sent a message of a false size, or of another exchange.
         """
         reply: Mapping[int, ByteArray] | None = None
-        while True:
-            try:
-                request = next(round_) if reply is None else round_.send(reply)
-            except StopIteration:
-                return
-            reply = self._exchange(request)
+        with self._groups.request() as group:
+            while True:
+                try:
+                    request = next(round_) if reply is None else round_.send(reply)
+                except StopIteration:
+                    return
+                reply = self._exchange(request, group)
 
-    def _exchange(self, request: Exchange) -> dict[int, ByteArray]:
+    def _exchange(self, request: Exchange, group: dist.ProcessGroup) -> dict[int, ByteArray]:
         name = f"round {request.name}"
         sizes = dict.fromkeys(request.sources, request.nbytes)
         if request.varies:
@@ -74,7 +80,9 @@ class Transport:
                 peer: np.array([data.nbytes], np.int64).view(np.uint8)
                 for peer, data in request.messages.items()
             }
-            received = self._swap(f"{name}, sizes", lengths, dict.fromkeys(request.sources, 8))
+            received = self._swap(
+                f"{name}, sizes", lengths, dict.fromkeys(request.sources, 8), group
+            )
             sizes = {peer: int(length.view(np.int64)[0]) for peer, length in received.items()}
             for peer, size in sizes.items():
                 if not 0 <= size <= request.nbytes:
@@ -83,10 +91,14 @@ class Transport:
                         f"must be in [0, {request.nbytes}]: see whether all ranks run the same "
                         "script and versions"
                     )
-        return self._swap(name, request.messages, sizes)
+        return self._swap(name, request.messages, sizes, group)
 
     def _swap(
-        self, name: str, messages: Mapping[int, ByteArray], sizes: Mapping[int, int]
+        self,
+        name: str,
+        messages: Mapping[int, ByteArray],
+        sizes: Mapping[int, int],
+        group: dist.ProcessGroup,
     ) -> dict[int, ByteArray]:
         """Send ``messages`` by peer, and receive ``sizes`` bytes by peer."""
         # Both ends know the sizes, so empty messages need not travel.
@@ -97,11 +109,11 @@ class Transport:
         try:
             for peer, buffer in received.items():
                 rank = self._ranks[peer]
-                pending.append((rank, dist.irecv(buffer, rank, self._group)))
+                pending.append((rank, dist.irecv(buffer, rank, group)))
             for peer, data in messages.items():
                 if data.nbytes:
                     rank = self._ranks[peer]
-                    pending.append((rank, dist.isend(sent[id(data)], rank, self._group)))
+                    pending.append((rank, dist.isend(sent[id(data)], rank, group)))
         except RuntimeError as error:
             peers = ", ".join(str(self._ranks[peer]) for peer in sorted({*sizes, *messages}))
             raise lost(name, f"one of ranks {peers}", error) from error

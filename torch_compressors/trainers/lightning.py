@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
 from gradcomp_torch.state import with_arrays
 from torch_compressors.ddp import DDPCompression
 from torch_compressors.gloo.gather import bytes_on_first
+from torch_compressors.gloo.groups import lend
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.trainers.wrapped import compressed, unwrapped
 
@@ -55,7 +56,6 @@ class CompressionCallback(Callback):  # type: ignore[misc]
         self._config = config
         self._timeout = timeout
         self._state: DDPCompression | None = None
-        self._group: dist.ProcessGroup | None = None
         self._loaded: list[torch.Tensor] = []
 
     @property
@@ -79,9 +79,12 @@ class CompressionCallback(Callback):  # type: ignore[misc]
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._state = compressed(model, self._config, optimizer, scaler, self._timeout)
-        self._group = dist.new_group(backend="gloo")
         if self._loaded:
             self._take()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the process groups to the next model; the state can still be read and saved."""
+        self.state.close()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the epoch to schedules by epochs."""
@@ -89,11 +92,18 @@ class CompressionCallback(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks on rank 0, nothing on others; Lightning calls it on all ranks."""
-        if self._group is None:
+        if self._state is None:
             return {_STATES: self._loaded} if self._loaded else {}
-        data = pack_state(with_arrays(self.state.state_dict()))
-        with naming_the_absent(self._group, "CompressionCallback.state_dict"):
-            states = bytes_on_first(data, self._group)
+        data = pack_state(with_arrays(self._state.state_dict()))
+        world = dist.group.WORLD
+        assert world is not None  # the state has process groups
+        with naming_the_absent(world, "CompressionCallback.state_dict"):
+            # One group for all callbacks of the job: each has it for the time of a save.
+            lent = lend(world, ("states",), lambda: {"all": dist.new_group(backend="gloo")})
+            lent.begin()
+            states = bytes_on_first(data, lent.groups["all"])
+            lent.end()
+        lent.give_back()
         return {_STATES: states} if states else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

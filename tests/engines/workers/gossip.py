@@ -7,6 +7,7 @@ retries included.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import sys
@@ -25,9 +26,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from workers.forks import run_forks
-from workers.runner import Cases
+from workers.runner import Cases, refused
 
-from gradcomp.errors import GradcompError, PeerError
+from gradcomp.errors import GradcompError, PeerError, StateError
 from gradcomp.gossip import Choco, Gossip, PushSum, from_edges, make_topology
 from torch_compressors import AsyncGossipDataParallel, GossipDataParallel
 from torch_compressors.gossip import Transport
@@ -438,6 +439,77 @@ def an_asynchronous_job_resumes() -> None:
     again.synchronize()
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+# Process groups ---------------------------------------------------------------------------------
+
+
+def held() -> dict[str, int]:
+    """Counts of what groups cost this process."""
+    dist.barrier()
+    gc.collect()
+    return {
+        "groups": len(dist.distributed_c10d._world.pg_map),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+    }
+
+
+def gossiped(kind: type, closes: bool, options: dict[str, Any]) -> Any:
+    model = kind(nn.Linear(3, 2), topology="dbe", **options)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=1.0))
+    for _ in range(3):
+        optimizer.step()
+    model.synchronize()
+    if closes:
+        model.close()
+        refused(model.consensus_distance, StateError, "is closed", "create it again")
+        assert model.state_dict()
+    return model
+
+
+@cases
+def modules_one_after_the_other_use_the_same_groups() -> None:
+    """Also where ranks free or close them at different times."""
+    for kind, options in (
+        (GossipDataParallel, {"algorithm": "osgp", "timeout": 20.0}),
+        (GossipDataParallel, {"two_level": True, "ranks_per_node": 2, "timeout": 20.0}),
+        (AsyncGossipDataParallel, {"timeout": 20.0}),
+    ):
+        before = held()
+        models = [gossiped(kind, True, options)]
+        first = held()
+        for number in range(8):
+            # On rank 0 they are freed later than on the others.
+            models = [*models, gossiped(kind, number == 2, options)][
+                -2 if dist.get_rank() == 0 else -1 :
+            ]
+        after = held()
+        for what, count in after.items():
+            # The new model, the last one, and another of rank 0.
+            assert count <= before[what] + 3 * (first[what] - before[what]), (
+                what,
+                before,
+                first,
+                after,
+            )
+        del models
+
+
+@cases
+def groups_of_an_exchange_that_has_failed_are_not_used_again() -> None:
+    def fails() -> None:
+        with model._control.request():
+            raise PeerError("a rank has died")
+
+    model = GossipDataParallel(nn.Linear(3, 2), topology="dbe", timeout=20.0)
+    refused(fails, PeerError, "has died")
+    failed, complete = model._control._lent, model._transport._groups._lent
+    model.close()
+    assert complete.free
+    assert not failed.free
+    again = GossipDataParallel(nn.Linear(3, 2), topology="dbe", timeout=20.0)
+    assert again._control._lent is not failed
 
 
 @cases

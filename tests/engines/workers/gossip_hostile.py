@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from gradcomp.adapter_api import Exchange, GossipRound
 from gradcomp.errors import GradcompError
 from gradcomp.gossip import Choco, SimpleGossip, make_topology
 from torch_compressors.gossip import Transport
+from torch_compressors.gossip.groups import GossipGroups
 from torch_compressors.gossip.pair import Pair
 
 RANKS = 2
@@ -97,7 +99,7 @@ def a_short_message_after_its_size() -> str:
 
 
 def over_a_pair(honest: Callable[[Pair], object], hostile: Callable[[Pair], object]) -> str:
-    pair = Pair(1 - dist.get_rank(), dist.new_group([0, 1]), 3, 0)
+    pair = Pair(1 - dist.get_rank(), GossipGroups([(0, 1)], timedelta(seconds=3)), 3, 0)
     return error_of(lambda: honest(pair), lambda: hostile(pair))
 
 
@@ -107,7 +109,11 @@ def serve(pair: Pair) -> None:
 
 @cases
 def an_unknown_kind() -> str:
-    return over_a_pair(serve, lambda pair: pair._begin(7))
+    def hostile(pair: Pair) -> None:
+        with pair._groups.request(pair._ranks) as group:
+            pair._begin(7, group)
+
+    return over_a_pair(serve, hostile)
 
 
 @cases

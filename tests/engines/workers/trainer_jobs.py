@@ -208,6 +208,25 @@ def lightning_in_bfloat16() -> None:
 
 
 @cases
+def fits_one_after_the_other_use_the_same_groups() -> None:
+    def fit() -> list[int]:
+        compression = CompressionCallback("residual|topk(ratio=0.01)")
+        data = torch.utils.data.TensorDataset(torch.rand(64, 64), torch.arange(64) % 10)
+        trainer = Trainer(callbacks=[compression], **OPTIONS)
+        trainer.fit(lightning_digits.Digits(), torch.utils.data.DataLoader(data, batch_size=16))
+        trainer.save_checkpoint(shared / "fits.ckpt")
+        _barrier()
+        counts = [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
+        return [len(dist.distributed_c10d._world.pg_map), *counts]
+
+    fit()
+    first = fit()
+    for _ in range(4):
+        last = fit()
+    assert last == first, (first, last)
+
+
+@cases
 def accelerate_in_bfloat16() -> None:
     AcceleratorState._reset_state()
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
