@@ -14,6 +14,7 @@ import numpy as np
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.errors import ProtocolError, StateError, TopologyError
 from gradcomp.exchange.arrays_of_state import check_mapping
+from gradcomp.exchange.pieces import is_cut, pieces_of
 from gradcomp.exchange.rounds import Exchange, GossipRound, TensorKey
 from gradcomp.gossip.topology import Topology
 
@@ -37,10 +38,17 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a layout, and its first index in the flat values."""
+    """One tensor of a layout, or a piece of it.
+
+    Attributes:
+        key: of the tensor or piece.
+        begin: its first index in the flat values.
+        whole: name of the tensor.
+    """
 
     key: TensorKey
     begin: int
+    whole: str
 
     def of(self, flat: FloatArray) -> FloatArray:
         """A view of its elements."""
@@ -49,6 +57,8 @@ class Tensor:
 
 class Layout:
     """Tensors one after the other in one flat array, the same on every rank.
+
+    Tensors of two or more dimensions with more elements than codecs take are cut into pieces.
 
     Args:
         shapes: name -> shape, in the order of the array.
@@ -59,7 +69,11 @@ class Layout:
         self.numel = 0
         for name, shape in shapes.items():
             key = TensorKey(name, tuple(shape), math.prod(shape))
-            self.tensors.append(Tensor(key, self.numel))
+            if len(shape) >= 2 and is_cut(key.numel):
+                for piece in pieces_of(name, key.shape):
+                    self.tensors.append(Tensor(piece.key, self.numel + piece.begin, name))
+            else:
+                self.tensors.append(Tensor(key, self.numel, name))
             self.numel += key.numel
 
     @cached_property

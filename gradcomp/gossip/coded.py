@@ -283,12 +283,12 @@ class DeepSqueeze(_Coded):
 def _codec_of(codec: str | Mapping[str, str], tensor: Tensor) -> Codec:
     if isinstance(codec, str):
         return get_codec(codec)
-    if tensor.key.name not in codec:
+    if tensor.whole not in codec:
         raise SpecError(
-            f"no codec is given for '{tensor.key.name}'; give one for each tensor of two or more "
+            f"no codec is given for '{tensor.whole}'; give one for each tensor of two or more "
             "dimensions, or a single spec"
         )
-    return get_codec(codec[tensor.key.name])
+    return get_codec(codec[tensor.whole])
 
 
 def _check_static(topology: Topology, algorithm: str) -> None:

@@ -14,7 +14,7 @@ from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Engine
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.single_rank import Alone
-from gradcomp.exchange.pieces import round_of_pieces
+from gradcomp.exchange.pieces import is_cut, round_of_pieces
 from gradcomp.exchange.rounds import BucketRound, Round, TensorKey
 from gradcomp.exchange.select import scatter_refusal
 from gradcomp.runtime.agree.step_comparison import StepComparison
@@ -243,7 +243,7 @@ class Pipeline:
         with exact averages.
         """
         step = self._state.step(resolved.key.name)
-        taken = not resolved.cut and self.resolver.on_device(resolved, step, device)
+        taken = not is_cut(resolved.key.numel) and self.resolver.on_device(resolved, step, device)
         return taken and self._state.continues(resolved) and not self.stats.compares
 
     def buckets(self, resolved: Mapping[str, Resolved]) -> list[tuple[str, ...]]:
@@ -290,7 +290,7 @@ class Pipeline:
         self.stats.count_gradients(grad.nbytes if dense_bytes is None else dense_bytes)
         out = grad.reshape(-1) if overwrite else room(grad.size)
         begin = partial(self._round, resolved)
-        if resolved.cut and not self._scatters:  # those are split by rank
+        if resolved.cut:
             self._state.begin_copies([name])
             self._count(name)
             inner = round_of_pieces(resolved.key, grad, out, begin)

@@ -20,6 +20,7 @@ from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Contex
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.differences import AverageMomentum
+from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
 from gradcomp.exchange.pieces import is_cut, pieces_of
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.exchange.select import (
@@ -71,8 +72,11 @@ class Resolved(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether the tensor is averaged in pieces, as it has more elements than codecs take."""
-        return is_cut(self.key.numel)
+        """Whether the tensor is averaged in pieces, as it has more elements than codecs take.
+
+        A reduce-scatter cuts the rows of each rank itself.
+        """
+        return is_cut(self.key.numel) and not isinstance(self.aggregator, ReduceScatter)
 
     @property
     def keys(self) -> list[TensorKey]:

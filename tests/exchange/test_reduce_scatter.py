@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from gradcomp import ConfigError, Pipeline
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import HOST, device_of
 from gradcomp.errors import WireError
+from gradcomp.exchange import pieces
 from gradcomp.exchange.patterns.chunks import cut_rows
 from gradcomp.exchange.rounds import AllToAll, TensorKey
 from gradcomp.runtime.loopback import run_rounds
@@ -110,6 +112,41 @@ def test_sums_are_those_of_all_estimates(spec: str, ranks: int) -> None:
         for name, total in step(of_ranks, gradients(len(of_ranks), number)).items():
             estimates = [one.state_dict()["estimate"][name] for one in of_ranks]
             np.testing.assert_allclose(total, np.sum(estimates, axis=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("residual|int4", "residual|topk(ratio=0.1)", "residual|globaltopk(ratio=0.1)"),
+        *(
+            "residual|qsgd(levels=3)",
+            "residual|rotate|uniform(bits=3)",
+            "residual|fp16",
+            "ef21|int4",
+        ),
+    ],
+)
+def test_rows_beyond_the_limit_of_codecs(
+    spec: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They travel in pieces, also where a row is too large itself ("one")."""
+    monkeypatch.setattr(pieces, "is_cut", lambda numel: numel > 35)
+    monkeypatch.setattr("gradcomp.runtime.resolve.is_cut", pieces.is_cut)
+    monkeypatch.setattr("gradcomp.runtime.pipeline.is_cut", pieces.is_cut)
+    monkeypatch.setattr(pieces, "_PIECE_NUMEL", 35)
+    keys = [TensorKey(name, shape, int(np.prod(shape))) for name, shape in SHAPES.items()]
+    for key in keys:
+        found = [piece for chunk in cut_rows([key], ranks) for piece in chunk]
+        assert all(0 < piece.numel <= 35 for piece in found)
+        assert found[0].begin == 0
+        assert found[-1].end == key.numel
+        assert all(one.end == after.begin for one, after in itertools.pairwise(found))
+    test_dense_sums_are_exact(ranks)
+    if spec.startswith("ef21"):
+        test_sums_are_those_of_all_estimates(spec, ranks)
+    elif ranks > 1:
+        test_unsent_parts_stay_with_their_senders(spec, ranks)
 
 
 def test_own_rows_are_exact_with_differences() -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gradcomp.errors import ProtocolError, TopologyError
+from gradcomp.errors import ProtocolError, SpecError, TopologyError
+from gradcomp.exchange import pieces
 from gradcomp.gossip import (
     TOPOLOGIES,
     Bilateral,
@@ -26,6 +27,7 @@ from gradcomp.gossip import (
     Sides,
     SimpleGossip,
     Topology,
+    base,
     from_edges,
     from_matrix,
     make_topologies,
@@ -316,6 +318,40 @@ def test_doubly_stochastic_mixing_keeps_the_average(
     for _ in range(8):
         mix(ranks, values)
         np.testing.assert_allclose(np.mean(values, axis=0, dtype=np.float64), mean, atol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_tensors_beyond_the_limit_of_codecs(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are mixed like tensors that are their pieces."""
+    topology = make_topology("ring", 4)
+    values = start(4, 0)
+    copies = [x.copy() for x in values]
+    with monkeypatch.context() as patched:
+        patched.setattr(base, "is_cut", lambda numel: numel > 25)
+        patched.setattr(pieces, "_PIECE_NUMEL", 16)
+        patched.setattr(pieces, "is_cut", base.is_cut)
+        whole = [ALGORITHMS[algorithm](topology, rank) for rank in range(4)]
+        parts = {one.key.name: one.key.shape for one in pieces.pieces_of("w", SHAPES["w"])}
+    assert len(parts) == 2
+    monkeypatch.setitem(globals(), "SHAPES", parts | {"b": (3,), "conv": (4, 2, 3)})
+    apart = [ALGORITHMS[algorithm](topology, rank) for rank in range(4)]
+    mix(whole, values, 4)
+    mix(apart, copies, 4)
+    for x, copy in zip(values, copies, strict=True):
+        assert x.tobytes() == copy.tobytes()
+
+
+def test_each_tensor_has_a_codec_and_its_pieces_have_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = make_topology("ring", 4)
+    codecs = {"w": "sign", "conv": "topk(k=2)"}
+    monkeypatch.setattr(base, "is_cut", lambda numel: numel > 25)
+    monkeypatch.setattr(pieces, "_PIECE_NUMEL", 16)
+    state = Choco(topology, 0, SHAPES, codec=codecs).state_dict()
+    assert list(state["x_hat"]) == ["w[0]", "w[1]", "conv"]
+    with pytest.raises(SpecError, match="no codec is given for 'w';"):
+        Choco(topology, 0, SHAPES, codec={"conv": "sign"})
 
 
 @LAWS

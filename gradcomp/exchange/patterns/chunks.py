@@ -13,6 +13,7 @@ from gradcomp.codec.batch import decode_batch_add, encode_batch
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem
 from gradcomp.codec.codec import Codec, derive_stream
 from gradcomp.errors import WireError
+from gradcomp.exchange import pieces
 from gradcomp.exchange.patterns.gather import frames_of_rank
 from gradcomp.exchange.rounds import AllGather, AllToAll, Request, TensorKey
 
@@ -98,15 +99,25 @@ def _between_rows(keys: Sequence[TensorKey], borders: Sequence[int]) -> list[int
 def cut_rows(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
     """The rows of each tensor, which must not be empty, for each rank; some chunks may be empty.
 
-    As PyTorch shards: every rank has ``ceil(rows / ranks)`` of them, the last ones fewer or none.
+    As PyTorch shards: every rank has ``ceil(rows / ranks)`` of them, the last ones fewer or none. They are one
+    piece, or several where they have more elements than codecs take.
     """
     chunks: list[Chunk] = [[] for _ in range(ranks)]
     for member, key in enumerate(keys):
         rows = key.shape[0]
         size = -(-rows // ranks) * (key.numel // rows)
         for chunk, begin in zip(chunks, range(0, key.numel, size), strict=False):
-            chunk.append(Piece(member, key, begin, min(begin + size, key.numel)))
+            end = min(begin + size, key.numel)
+            chunk.extend(Piece(member, key, *borders) for borders in _within_limit(key, begin, end))
     return chunks
+
+
+def _within_limit(key: TensorKey, begin: int, end: int) -> list[tuple[int, int]]:
+    """The ranges of some rows, [begin, end), that codecs take."""
+    if not pieces.is_cut(end - begin):
+        return [(begin, end)]
+    shape = ((end - begin) * key.shape[0] // key.numel, *key.shape[1:])
+    return [(begin + part.begin, begin + part.end) for part in pieces.pieces_of(key.name, shape)]
 
 
 def encode_pieces(tensors: Sequence[EncodeItem]) -> tuple[ByteArray, list[int]]:

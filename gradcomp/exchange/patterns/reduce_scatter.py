@@ -56,7 +56,8 @@ class ReduceScatter(BucketAggregator):
         given = [_difference(member) for member in members]
         sums = yield from self._sums(name, given)
         begins = [0] * len(members)
-        for piece in cut_rows([member.key for member in members], self._world_size)[self._rank]:
+        own_pieces = cut_rows([member.key for member in members], self._world_size)[self._rank]
+        for piece in reversed(own_pieces):
             begins[piece.member] = piece.begin
         return [
             self._settle(member, total, begin)
@@ -95,7 +96,7 @@ class ReduceScatter(BucketAggregator):
                     piece.key.name,
                     bucket.aggregators[piece.member].codec,
                     [of_rank[position] for of_rank in of_ranks],
-                    bucket.sums[piece.member],
+                    bucket.room(piece),
                     senders=others,
                 )
                 for position, piece in enumerate(bucket.own_pieces)
@@ -127,7 +128,7 @@ class _Bucket:
     Attributes:
         aggregators: of the tensors.
         chunks: the rows of each rank.
-        own_pieces: the rows of this rank.
+        own_pieces: the rows of this rank, which are one piece of a tensor, or several that follow one another.
         sums: memory for the sums of the own rows of each tensor; empty where there are none.
     """
 
@@ -142,8 +143,14 @@ class _Bucket:
             for aggregator, member in zip(self.aggregators, members, strict=True)
         ]
         self.sums: list[FloatArray] = [member.out[:0] for member in members]
+        begins: dict[int, int] = {}
         for piece in self.own_pieces:
-            self.sums[piece.member] = members[piece.member].out[piece.begin : piece.end]
+            begin = begins.setdefault(piece.member, piece.begin)
+            self.sums[piece.member] = members[piece.member].out[begin : piece.end]
+
+    def room(self, piece: Piece) -> FloatArray:
+        """Memory for the sums of a piece of this rank's rows."""
+        return self._members[piece.member].out[piece.begin : piece.end]
 
     def to_encode(self, piece: Piece) -> EncodeItem:
         """The codec call for the rows of a rank."""
@@ -151,8 +158,10 @@ class _Bucket:
         step = self._members[piece.member].step
         source = self._sources[piece.member].part(piece.begin, piece.end)
         item = source.to_encode(gather.codec, gather.seed, step, piece.tensor_id(0))
-        rows = piece.numel // (piece.key.numel // piece.key.shape[0])
-        return item._replace(grad=item.grad.reshape((rows, -1)))
+        row = piece.key.numel // piece.key.shape[0]
+        if piece.numel % row:  # a part of a row that is too large itself
+            return item
+        return item._replace(grad=item.grad.reshape((-1, row)))
 
     def given(self) -> list[GiveItem]:
         """This rank's own rows, which stay exact."""
@@ -160,7 +169,7 @@ class _Bucket:
             self._sources[piece.member].part(piece.begin, piece.end) for piece in self.own_pieces
         ]
         return [
-            GiveItem(part.grad, part.residual, part.beta, part.gamma, self.sums[piece.member])
+            GiveItem(part.grad, part.residual, part.beta, part.gamma, self.room(piece))
             for piece, part in zip(self.own_pieces, parts, strict=True)
         ]
 
@@ -176,7 +185,7 @@ class _Bucket:
             gather = self.aggregators[piece.member].gather
             step = self._members[piece.member].step
             streams = gather.streams(piece.tensor_id(0), step, range(self._ranks))
-            tensors.append(PeerItem(gather.codec, self.sums[piece.member], streams))
+            tensors.append(PeerItem(gather.codec, self.room(piece), streams))
         return tensors
 
 
