@@ -1,4 +1,5 @@
 #include <string_view>
+#include <utility>
 
 #include "stages/rows.hpp"
 
@@ -13,6 +14,10 @@ const char* refuse_another_momentum(const Params& params, const StageInfo* memor
 }  // namespace
 
 StageInfo powersgd_stage() {
+  ParamInfo batched =
+      boolean_param("batched", "false",
+                    "all tensors of a bucket are one square matrix, as in PyTorch's batched hook");
+  batched.omits_default = true;
   StageInfo stage;
   stage.name = "powersgd";
   stage.kind = StageKind::kAlgorithm;
@@ -46,6 +51,7 @@ StageInfo powersgd_stage() {
       choice_param("values", "fp32", "fp32|fp16|bf16",
                    "elements of the factors on the wire; bf16 is all-gathered"),
       residual_lr_param(),
+      std::move(batched),
   };
   stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
     if (memory == nullptr) return nullptr;

@@ -543,3 +543,93 @@ def test_a_huge_gradient_is_forgotten_in_its_own_step(
             assert np.abs(state["residual"]["a"]).max() < 30
         if step != 2:  # whose average may be Inf: the sum of both ranks
             assert np.abs(first).max() < 30
+
+
+# ------------------------------------------------------------------------- one matrix for a bucket
+
+BATCHED = ("batched=true", "batched=true,variant=library", "batched=true,lr=scale,values=fp16")
+
+
+def batched_gradients(step: int, missing: str = "") -> dict[str, list[Array]]:
+    """Of two ranks; the bucket has 62 elements, 2 below a square, unless a tensor is missing."""
+    shapes = {"w": (6, 7), "conv": (2, 3, 2), "b": (7,), "scalar": ()}
+    rng = np.random.default_rng(step)
+    return {
+        name: [np.asarray(rng.standard_normal(shape), np.float32) for _ in range(2)]
+        for name, shape in shapes.items()
+        if name != missing
+    }
+
+
+@pytest.mark.parametrize("params", BATCHED)
+def test_nothing_of_a_bucket_is_lost(params: str) -> None:
+    """Also where the bucket becomes another one, and later the old one."""
+    loop = Loopback(config_of(f"powersgd(rank=2,start_step=1,{params})"), 2)
+    for rank in loop.ranks:
+        rank.set_lr(0.1)
+    given: dict[str, Any] = dict.fromkeys(batched_gradients(0), 0.0)
+    applied = dict(given)
+    for step in range(7):
+        grads = batched_gradients(step, "b" if step == 3 else "")
+        for name, (first, second) in loop.step(grads).items():
+            given[name] += np.mean(grads[name], axis=0, dtype=np.float64)
+            np.testing.assert_array_equal(first, second)
+            assert first.shape == grads[name][0].shape
+            applied[name] += first
+    for name, total in given.items():
+        rest = np.mean([rank.state_dict()["residual"][name] for rank in loop.ranks], axis=0)
+        np.testing.assert_allclose(applied[name].reshape(-1) + rest, total.reshape(-1), atol=2e-3)
+    for kind in ("powersgd_p", "powersgd_q"):
+        assert {array.size for array in loop.ranks[0].state_dict()[kind].values()} <= {16, 14}
+
+
+def test_a_bucket_costs_two_factors_of_a_square() -> None:
+    loop = Loopback(config_of("powersgd(rank=2,start_step=0,batched=true)"), 2)
+    loop.step(batched_gradients(0))
+    assert loop.ranks[0].stats.total_bytes == 4 * 2 * 2 * 8
+
+
+def test_a_bucket_of_full_rank_is_exact() -> None:
+    loop = Loopback(config_of("powersgd(rank=8,start_step=0,batched=true)"), 2)
+    grads = batched_gradients(0)
+    for name, averages in loop.step(grads).items():
+        np.testing.assert_allclose(averages[0], np.mean(grads[name], axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["powersgd(rank=1,start_step=0,{})", "ef21|powersgd(rank=1,{})"])
+@pytest.mark.parametrize("params", BATCHED[:2])
+def test_a_bucket_resumes_bit_for_bit(params: str, spec: str) -> None:
+    config = config_of(spec.format(params))
+    loop, again = Loopback(config, 2), Loopback(config, 2)
+    for step in range(3):
+        loop.step(batched_gradients(step))
+    for pipeline, loaded in zip(loop.ranks, again.ranks, strict=True):
+        loaded.load_state_dict(pipeline.state_dict())
+    for step in range(3, 6):
+        expected = loop.step(batched_gradients(step))
+        for name, averages in again.step(batched_gradients(step)).items():
+            np.testing.assert_array_equal(averages[0], expected[name][0])
+
+
+def test_a_value_that_is_not_finite_leaves_the_bucket() -> None:
+    loop = Loopback(config_of("powersgd(rank=2,start_step=0,batched=true)"), 2)
+    for step in range(3):
+        grads = batched_gradients(step)
+        if step == 1:
+            grads["w"][1][2, 3] = np.nan
+        averages = loop.step(grads)
+        finite = all(np.isfinite(average).all() for pair in averages.values() for average in pair)
+        assert finite == (step != 1)
+
+
+def test_factors_of_a_bucket_are_not_those_of_a_tensor() -> None:
+    schedule = [
+        {"use": "powersgd(rank=2,start_step=0,batched=true)"},
+        {"use": "powersgd(rank=2,start_step=0)", "from_step": 2},
+    ]
+    loop = Loopback(config_of(schedule), 2)
+    for step in range(4):
+        loop.step(batched_gradients(step))
+    sizes = {n: p.size for n, p in loop.ranks[0].state_dict()["powersgd_p"].items()}
+    assert sizes.get("w", 12) == 12
+    assert "scalar" not in sizes

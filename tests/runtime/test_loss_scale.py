@@ -16,6 +16,7 @@ SPECS = (
     "momentum_correction|topk(ratio=0.02)",
     "signum|sign",
     "powersgd(rank=2,start_step=0)",
+    "powersgd(rank=2,start_step=0,batched=true)",
     "powersgd(rank=2,start_step=0,variant=library)",
     "residual|chunk_allreduce(ratio=0.05)",
     "residual|qsgd(levels=7)",

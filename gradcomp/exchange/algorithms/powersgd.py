@@ -10,11 +10,15 @@ arithmetic: the same bits on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import isqrt
 from typing import Any, ClassVar
 
+import numpy as np
+
 from gradcomp import _core
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.arrays import FloatArray, room
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.devices import device_of
 from gradcomp.codec.spec import Spec
@@ -34,7 +38,7 @@ from gradcomp.exchange.memory import RESIDUAL_LR, Residual, ScaledResidual, arra
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rates import Rates
-from gradcomp.exchange.rounds import BucketRound, Ready, Request
+from gradcomp.exchange.rounds import BucketRound, Ready, Request, TensorKey
 
 __all__ = ["PowerSGD"]
 
@@ -60,6 +64,10 @@ class PowerSGD(Algorithm):
 
     Deviation from the paper: step 2, which changes the range of the numbers alone.
 
+    With ``batched`` the tensors of a bucket, one after the other and zeros up to the next square, are one
+    matrix. Its factors have the name of the bucket's first tensor; new ones are drawn if the bucket has
+    become another one. Nothing is kept of what belongs to the zeros.
+
     State, by tensor name: ``residual``, the part of M that no step has applied yet;
     ``powersgd_p``, [r, rows], and ``powersgd_q``, [r, cols]: the factors, equal on all ranks. With
     ``lr=scale`` also ``residual_lr``, the learning rate of the residual's last step.
@@ -70,15 +78,13 @@ class PowerSGD(Algorithm):
         "first steps, vectors and matrices that would hardly shrink travel dense"
     )
 
-    on_devices = True
-
     replicated_kinds: ClassVar[tuple[str, ...]] = (_P, _Q)
 
     @classmethod
     def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
         """See `Algorithm.state_of`: factors fit another spec of the same rank only."""
-        rank = str(params["rank"])
-        return {"residual": None, _P: rank, _Q: rank}
+        matrices = f"{params['rank']}, batched" if params["batched"] else str(params["rank"])
+        return {"residual": None, _P: matrices, _Q: matrices}
 
     def __init__(self, spec: Spec, context: Context) -> None:
         assert spec.algorithm is not None
@@ -92,6 +98,8 @@ class PowerSGD(Algorithm):
         self._on_factor_devices = self._method == "gram_schmidt" and params["values"] != "bf16"
         self._paper = params["variant"] == "paper"
         self._warm_start: bool = params["warm_start"]
+        self._batched: bool = params["batched"]
+        self.on_devices = not self._batched
         self._codec = values_codec(params["values"])
         self._residuals = context.state.setdefault("residual", {})
         self._scales_lr = params["lr"] == "scale"
@@ -108,7 +116,9 @@ class PowerSGD(Algorithm):
         return 2 * pair / (sides * self._iterations)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Tensors of two or more dimensions that shrink by more than min_compression_rate."""
+        """Tensors of two or more dimensions that shrink by more than min_compression_rate; all if batched."""
+        if self._batched:
+            return 0 not in shape
         return len(shape) >= 2 and 0 not in shape and self.compression_rate(shape) > self._min_rate
 
     def error_feedback(self) -> Residual:
@@ -126,10 +136,18 @@ class PowerSGD(Algorithm):
             averages.update(zip((member.key.name for member in dense), results, strict=True))
         low_rank = [member for member in members if member.step >= self.start_step]
         if low_rank:
-            matrices = [self._open(member) for member in low_rank]
+            batch = (
+                _Batch(low_rank, self._rank, self.start_step, self._beginning)
+                if self._batched
+                else None
+            )
+            matrices = [self._open(one) for one in low_rank] if batch is None else [batch.matrix]
             variant = self._both_sides if self._paper else self._sides_in_turn
             yield from variant(name, matrices, self._phases(matrices))
-            averages.update((matrix.key.name, matrix.average.reshape(-1)) for matrix in matrices)
+            if batch is None:
+                averages.update((one.key.name, one.average.reshape(-1)) for one in matrices)
+            else:
+                averages.update(batch.end())
         return [averages[member.key.name] for member in members]
 
     def _phases(self, matrices: Sequence[Matrix]) -> Phases:
@@ -142,8 +160,14 @@ class PowerSGD(Algorithm):
 
     def _open(self, member: Member) -> Matrix:
         rows, cols = shape = matrix_shape(member.key.shape)
-        key, step = member.key, member.step - self.start_step
-        beta = 1.0
+        residual, beta = self._beginning(member)
+        rank = min(self._rank, rows, cols)
+        grad, residual = member.grad.reshape(shape), residual.reshape(shape)
+        return Matrix(member, member.step - self.start_step, rank, grad, residual, beta)
+
+    def _beginning(self, member: Member) -> tuple[FloatArray, float]:
+        """The residual of a tensor, and the factor with which it is added to the gradient."""
+        key, beta = member.key, 1.0
         device = device_of(member.grad)
         if self._scales_lr and self._rates.of(key.name) == 0:
             residual = device.zeros(key.numel)  # the gradient alone; the residual waits
@@ -151,9 +175,7 @@ class PowerSGD(Algorithm):
             residual = array_of(self._residuals, key, "residual", device)
             if self._scales_lr:
                 beta = self._rates.advance(key.name, self._last_rates)
-        rank = min(self._rank, rows, cols)
-        grad, residual = member.grad.reshape(shape), residual.reshape(shape)
-        return Matrix(member, step, rank, grad, residual, beta)
+        return residual, beta
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[Matrix], phases: Phases
@@ -212,9 +234,9 @@ class PowerSGD(Algorithm):
     def _factor(self, kind: str, matrix: Matrix, fresh: bool) -> FloatArray:
         """The factor of the last step, or else random numbers, the same on all ranks."""
         factor = self._factors[kind].get(matrix.key.name)
-        if factor is None or fresh:
-            factor = self.draw(kind, matrix)
         size = matrix.size(of_rows=kind == _P)
+        if factor is None or fresh or (self._batched and factor.size != size):
+            factor = self.draw(kind, matrix)
         if factor.size != size:
             raise StateError(
                 f"the {kind} of '{matrix.key.name}' has {factor.size} elements instead of "
@@ -228,3 +250,45 @@ class PowerSGD(Algorithm):
         stream = derive_stream(self._seed, step, matrix.key.tensor_id)
         side = (_P, _Q).index(kind)
         return _core.uniform_signed(derive_stream(stream, side, 0), matrix.size(of_rows=kind == _P))
+
+
+class _Batch:
+    """The tensors of a bucket as one square matrix."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        rank: int,
+        start_step: int,
+        beginning: Callable[[Member], tuple[FloatArray, float]],
+    ) -> None:
+        first = members[0]
+        ends = list(accumulate(member.key.numel for member in members))
+        side = isqrt(ends[-1] - 1) + 1
+        grad, self._residual, out = (room(side * side) for _ in range(3))
+        self._parts: list[tuple[Member, FloatArray, slice]] = []
+        for member, end in zip(members, ends, strict=True):
+            place = slice(end - member.key.numel, end)
+            residual, beta = beginning(member)
+            grad[place] = member.grad.reshape(-1)
+            np.multiply(residual.reshape(-1), np.float32(beta), out=self._residual[place])
+            self._parts.append((member, residual, place))
+        grad[ends[-1] :] = self._residual[ends[-1] :] = 0
+        shape = (side, side)
+        whole = first._replace(key=TensorKey(first.key.name, shape, side * side), out=out)
+        self.matrix = Matrix(
+            whole,
+            first.step - start_step,
+            min(rank, side),
+            grad.reshape(shape),
+            self._residual.reshape(shape),
+            1.0,
+        )
+
+    def end(self) -> Iterator[tuple[str, FloatArray]]:
+        """Keep the residuals; the averages by name."""
+        average = self.matrix.average.reshape(-1)
+        for member, residual, place in self._parts:
+            residual.reshape(-1)[:] = self._residual[place]
+            member.out[:] = average[place]
+            yield member.key.name, member.out

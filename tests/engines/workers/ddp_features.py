@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -24,6 +25,7 @@ from workers.ranks import hvd
 from gradcomp import ConfigError, _core
 from gradcomp.adapter_api import Broadcast
 from gradcomp.errors import ProtocolError, StateError
+from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from support.pipelines import configured
 from torch_compressors import OuterStep, ddp_hook
 from torch_compressors.fsdp import fsdp_reduce_scatter
@@ -315,6 +317,48 @@ def averages_over_the_ranks_with_data_are_refused() -> None:
     with model.join(divide_by_initial_world_size=False):
         loss = model(torch.ones(4, 20)).sum()
         refused(loss.backward, ConfigError, "divide_by_initial_world_size is False", "to True")
+
+
+@cases
+def one_matrix_for_a_bucket_is_pytorchs() -> None:
+    """Averages and residuals of 900 elements, which need no padding, from the same random numbers."""
+    join()
+    rank, side, start = 2, 30, 2
+    spec = f"powersgd(rank={rank},start_step={start},batched=true)"
+    factor = torch.randn(side, rank, generator=torch.Generator().manual_seed(1))
+    theirs = powersgd.PowerSGDState(None, rank, start_powerSGD_iter=start)
+    theirs.p_memory_dict[0], theirs.q_memory_dict[0] = torch.empty(side, rank), factor.clone()
+
+    def layers() -> torch.nn.Module:
+        torch.manual_seed(0)
+        sizes = ((20, 40), (40, 2), (2, 10))
+        return torch.nn.Sequential(*(torch.nn.Linear(*pair, bias=False) for pair in sizes))
+
+    ours, stock = (DistributedDataParallel(layers()) for _ in range(2))
+    state, hook = ddp_hook(configured(default="identity", rules=[{"match": {}, "use": spec}]), ours)
+    ours.register_comm_hook(state, hook)
+    stock.register_comm_hook(theirs, powersgd.batched_powerSGD_hook)
+    drawn = factor.T.reshape(-1).numpy()
+    orthogonalize = powersgd._orthogonalize
+    with (
+        mock.patch.object(PowerSGD, "draw", side_effect=lambda *_: drawn.copy()),
+        # PyTorch 2.13.0 asserts three dimensions, and its own hook gives two.
+        mock.patch.object(
+            powersgd, "_orthogonalize", side_effect=lambda factor: orthogonalize(factor[None])
+        ),
+    ):
+        for step in range(6):
+            x = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
+            for model in (ours, stock):
+                model.zero_grad()
+                model(x).square().mean().backward()
+            for found, expected in zip(ours.parameters(), stock.parameters(), strict=True):
+                torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6)
+    residuals = [*state.state_dict()["residual"].items()]
+    assert len(residuals) == 3
+    flat = torch.cat([residual.reshape(-1) for _, residual in sorted(residuals, reverse=True)])
+    assert flat.norm() > 0.01
+    torch.testing.assert_close(flat, theirs.error_dict[0], rtol=1e-3, atol=1e-5)
 
 
 def _groups() -> int:
