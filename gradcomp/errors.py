@@ -17,7 +17,9 @@ __all__ = [
     "StateError",
     "TopologyError",
     "WireError",
+    "discards_not_allowed",
     "missing_package",
+    "nothing_to_discard",
     "remedy_for",
 ]
 
@@ -118,6 +120,22 @@ def missing_package(error: ModuleNotFoundError) -> ModuleNotFoundError:
         f"{_ENGINES[package]} is not installed (no module named '{package}'): run "
         f"{remedy_for(package)}",
         name=package,
+    )
+
+
+def discards_not_allowed() -> ConfigError:
+    """The error of ``discard_step`` without a call of ``allow_discard``."""
+    return ConfigError(
+        "discard_step() needs the state from before the step: call allow_discard() once, on every rank, before "
+        "the first step"
+    )
+
+
+def nothing_to_discard() -> StateError:
+    """The error of ``discard_step`` if no step was made, or if it was discarded already."""
+    return StateError(
+        "there is no step to discard: no gradient was averaged since allow_discard(), load_state_dict() or the "
+        "last discard_step()"
     )
 
 

@@ -29,7 +29,7 @@ from gradcomp.adapter_api import (
     check_scale,
     digest_parameters,
 )
-from gradcomp.errors import ConfigError, GradcompError, StateError
+from gradcomp.errors import GradcompError, discards_not_allowed, nothing_to_discard
 from gradcomp_torch.parameters import parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.state import as_array, with_arrays
@@ -135,15 +135,9 @@ class Attached(Checkpointed):
             StateError: there is no step to discard.
         """
         if not self._discards:
-            raise ConfigError(
-                "discard_step() needs the state from before the step: call allow_discard() once, on "
-                "every worker, before the first step"
-            )
+            raise discards_not_allowed()
         if not native.load().discard_step(self._tensors.values()):
-            raise StateError(
-                "there is no step to discard: no gradient was averaged since allow_discard(), "
-                "load_state_dict() or the last discard_step()"
-            )
+            raise nothing_to_discard()
 
     def read_rates(self, optimizer: Any) -> None:
         """Call `set_lr` with the optimizer's rates at the first gradient of each step.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gradcomp.errors import ConfigError, StateError
+from gradcomp.errors import discards_not_allowed, nothing_to_discard
 from gradcomp.runtime.state.rank_state import RankState
 
 __all__ = ["LastStep"]
@@ -56,13 +56,7 @@ class LastStep:
             StateError: there is no step to discard: none was made since, or it was discarded already.
         """
         if not self.can_discard:
-            raise ConfigError(
-                "discard_step() needs the state from before the step: call allow_discard() once, on "
-                "every rank, before the first step"
-            )
+            raise discards_not_allowed()
         if not self._state.copies.kept:
-            raise StateError(
-                "there is no step to discard: no gradient was averaged since allow_discard(), "
-                "load_state_dict() or the last discard_step()"
-            )
+            raise nothing_to_discard()
         self._state.put_back()
