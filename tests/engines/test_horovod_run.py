@@ -175,7 +175,7 @@ def test_missing_files(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([str(SCRIPT)], "one of the arguments --compression --config is required"),
+        (["--set", "seed=1", str(SCRIPT)], "--set goes with --config"),
         (["--compression", "fp16", "--config", "a.yaml", str(SCRIPT)], "not allowed with argument"),
         (["--compression", "fp16", "--set", "seed=1", str(SCRIPT)], "--set goes with --config"),
         (["--compression", "fp16"], "the following arguments are required: script, or -m MODULE"),

@@ -124,11 +124,11 @@ def check_log(log: str, *parts: str) -> None:
 
 
 def late(owner: Any, name: str) -> contextlib.AbstractContextManager[Any]:
-    """Let each call of a function take a tenth of a second more."""
+    """Let each call of a function take longer, by several usual steps."""
     function = getattr(owner, name)
 
     def waits(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(0.03)
         return function(*args, **kwargs)
 
     return mock.patch.object(owner, name, waits)

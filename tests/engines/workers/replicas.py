@@ -117,7 +117,10 @@ def _flat(params: dict[str, torch.nn.Parameter]) -> Any:
 def _alike(name: str, actual: Any, expected: Any) -> bool:
     """Frames are added in rank order, so averages are equal to the last bit. An engine may add in
     another order, which makes a difference with three or more ranks."""
-    pattern = exchange_pattern(spec.parse(SPECS[int(name.split(".")[0])]), ranks=hvd.size())
+    text = SPECS[int(name.split(".")[0])]
+    pattern = exchange_pattern(spec.parse(text), ranks=hvd.size())
     if pattern in ("gather", "sra", "sparse_allreduce") or hvd.size() == 2:
         return np.array_equal(actual, expected)
-    return np.allclose(actual, expected, rtol=2e-3, atol=2e-3)
+    # With ef21 roundings of an earlier step, whose differences may be large, are still in the average.
+    tolerance = 1e-2 if text.startswith("ef21") else 2e-3
+    return np.allclose(actual, expected, rtol=tolerance, atol=tolerance)
