@@ -47,16 +47,21 @@ _TRAINING = (
     "test_train",
     "test_unedited",
 )
-"""Files of tests/engines whose tests start a job each, and share none with other files."""
+"""Files of tests/engines with tests that start a job each, and share none with other files."""
+
+
+_CALIBRATED = ("tests/tools/test_advise.py",)
+"""Other files with tests that share what takes long to measure."""
 
 
 class _JobsTogether(LoadScopeScheduling):
     """Divides the jobs of several ranks into three groups. Each runs in one process of pytest, one job at
-    a time: they share reports, and need the processors. Other tests go to any process."""
+    a time: they share reports, and need the processors. Most other tests go to any process."""
 
     def _split_scope(self, nodeid: str) -> str:
         if not nodeid.startswith("tests/engines/"):
-            return nodeid
+            file = nodeid.partition("::")[0]
+            return file if file in _CALIBRATED else nodeid
         for group, names in (("waiting", _WAITING), ("training", _TRAINING)):
             if any(f"/{name}.py" in nodeid for name in names):
                 return f"{group} jobs"
