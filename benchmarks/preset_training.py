@@ -4,7 +4,8 @@ r"""Training with specs next to uncompressed training: final test losses, paired
       --specs 'residual|adaptive(rate=1)' 'residual|topk(ratio=0.01)'
 
 All ranks are in one process and exchange gradients as engines do. Runs of one seed have the same
-initial values and batches. Prints the lines of a Markdown table.
+initial values and batches. Prints the lines of a Markdown table; the last column is what waits in
+residuals every 100 steps with the first seed (`Stats.waiting`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from gradcomp import Loopback
+from gradcomp.exchange.waiting import CHECK_EVERY
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -40,10 +42,12 @@ class Result(NamedTuple):
     Attributes:
         loss: of the test data; for text in bits per character.
         ratio: bytes of float32 gradients over those sent.
+        waiting: `Stats.waiting` of the specs together, every 100 steps.
     """
 
     loss: float
     ratio: float
+    waiting: list[float]
 
 
 def train(options: argparse.Namespace, spec: str, seed: int) -> Result:
@@ -60,6 +64,7 @@ def train(options: argparse.Namespace, spec: str, seed: int) -> Result:
     else:
         optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
     loop = None if spec == UNCOMPRESSED else Loopback(spec, options.ranks)
+    waiting: list[float] = []
     for step in range(options.steps):
         warm = min(1.0, 8 * (step + 1) / options.steps)
         for group in optimizer.param_groups:
@@ -72,11 +77,13 @@ def train(options: argparse.Namespace, spec: str, seed: int) -> Result:
         else:
             sent = {name: list(grads) for name, *grads in zip(names, *of_ranks, strict=True)}
             averages = [one[0] for one in loop.step(sent).values()]
+            if step and step % CHECK_EVERY == 0:
+                waiting.append(sum(loop.stats[0].waiting.values()))
         for parameter, average in zip(parameters, averages, strict=True):
             parameter.grad = torch.from_numpy(np.array(average))
         optimizer.step()
     ratio = 1.0 if loop is None else loop.stats[0].ratio
-    return Result(test_loss(model, data) / (math.log(2) if text else 1), ratio)
+    return Result(test_loss(model, data) / (math.log(2) if text else 1), ratio, waiting)
 
 
 def gradients(
@@ -123,18 +130,19 @@ def main() -> None:
     print(
         f"{options.task}, {options.optimizer}, {options.steps} steps of {options.ranks} x "
         f"{options.batch}, {options.seeds} seeds\n\n"
-        "| spec | test loss | minus uncompressed, by seed | mean | times fewer bytes |\n"
-        "|---|---:|---:|---:|---:|"
+        "| spec | test loss | minus uncompressed, by seed | mean | times fewer bytes | waiting |\n"
+        "|---|---:|---:|---:|---:|---|"
     )
-    print(f"| uncompressed | {_spread(baseline)} | | | 1 |", flush=True)
+    print(f"| uncompressed | {_spread(baseline)} | | | 1 | |", flush=True)
     for spec in options.specs:
         results = [train(options, spec, seed) for seed in range(options.seeds)]
         differences = [one.loss - other for one, other in zip(results, baseline, strict=True)]
         by_seed = " ".join(f"{one:+.4f}" for one in differences)
+        waits = ", ".join(f"{one:.3g}" for one in results[0].waiting)
         escaped = spec.replace("|", "\\|")
         print(
             f"| `{escaped}` | {_spread([one.loss for one in results])} | {by_seed} | "
-            f"{np.mean(differences):+.4f} | {results[0].ratio:.1f} |",
+            f"{np.mean(differences):+.4f} | {results[0].ratio:.1f} | {waits} |",
             flush=True,
         )
 

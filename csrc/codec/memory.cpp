@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -15,24 +13,6 @@ namespace {
 
 // Elements that stay in the first cache between two passes.
 constexpr std::size_t kBlock = 2048;
-
-template <typename Fn>
-void for_blocks(std::size_t n, const Fn& fn) noexcept {
-  for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; i += kBlock) fn(i, std::min(kBlock, end - i));
-  });
-}
-
-bool all_finite(const float* x, std::size_t n) noexcept {
-  constexpr std::uint32_t kExponent = 0x7F800000;
-  std::uint32_t found = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    std::uint32_t bits;
-    std::memcpy(&bits, x + i, sizeof bits);
-    found |= (bits & kExponent) == kExponent ? 1u : 0u;
-  }
-  return found == 0;
-}
 
 }  // namespace
 
@@ -102,7 +82,7 @@ void keep_waiting(Span<float> residual, Span<const float> before, float weight) 
 
 bool subtract_estimate(Span<float> difference, Span<const float> grad, Span<const float> estimate) {
   const Feedback feedback(difference, grad.data(), -1.0f, 1.0f);
-  for_blocks(difference.size(), [&](std::size_t begin, std::size_t n) {
+  for_blocks(difference.size(), kBlock, [&](std::size_t, std::size_t begin, std::size_t n) {
     std::copy_n(estimate.data() + begin, n, difference.data() + begin);
     feedback.correct(begin, begin + n);
   });
@@ -112,7 +92,7 @@ bool subtract_estimate(Span<float> difference, Span<const float> grad, Span<cons
 }
 
 void add_average(Span<float> mean, Span<const float> average, Span<float> out) {
-  for_blocks(mean.size(), [&](std::size_t begin, std::size_t n) {
+  for_blocks(mean.size(), kBlock, [&](std::size_t, std::size_t begin, std::size_t n) {
     float* const next = mean.data() + begin;
     const bool finite = kernels().compensate(next, average.data() + begin, 1.0f, 1.0f, n);
     std::copy_n(next, n, out.data() + begin);
@@ -122,14 +102,14 @@ void add_average(Span<float> mean, Span<const float> average, Span<float> out) {
 
 void add_sent(Span<float> estimate, Span<const float> difference, Span<const float> unsent,
               Span<const float> out) {
-  for_blocks(estimate.size(), [&](std::size_t begin, std::size_t n) {
+  for_blocks(estimate.size(), kBlock, [&](std::size_t, std::size_t begin, std::size_t n) {
     float* const kept = estimate.data() + begin;
     float next[kBlock];
     std::copy_n(unsent.data() + begin, n, next);
     const bool sent = kernels().compensate(next, difference.data() + begin, -1.0f, 1.0f, n);
     const bool finite = kernels().compensate(next, kept, 1.0f, 1.0f, n);
     const float* const result = out.data() + begin;
-    if (sent && finite && all_finite(result, n)) {
+    if (sent && finite && kernels().max_magnitude(result, n) < kInfBits) {
       std::copy_n(next, n, kept);
       return;
     }

@@ -116,8 +116,7 @@ StageInfo chunk_allreduce_stage() {
     const bool ef21 = memory != nullptr && memory->name == std::string_view("ef21");
     if (!ef21 || params.choice("values") == "fp32") return nullptr;
     return "ef21 adds up what the ranks have sent, and none knows what a sum of float16 has "
-           "rounded; "
-           "use values=fp32, or residual";
+           "rounded; use values=fp32, or residual";
   };
   stage.symbols = Symbols::kIndices;  // every rank knows the indices of the elements sent
   return stage;
@@ -138,12 +137,10 @@ StageInfo signsgd_mv_stage() {
       choice_param("ties", "random", "random|plus", "sign of zero elements and of tied votes"),
   };
   stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
-    if (memory == nullptr || !memory->feeds_back || memory->name == std::string("residual")) {
-      return nullptr;
-    }
+    if (memory == nullptr || !memory->feeds_back) return nullptr;
+    if (memory->name == std::string_view("residual")) return nullptr;
     return "a vote has no scale, so this error feedback would be meaningless; leave out the "
-           "memory, "
-           "or use signum or residual";
+           "memory, or use signum or residual";
   };
   return stage;
 }

@@ -78,8 +78,6 @@ class Rule(StrictModel):
     clip: Clip | None = Field(default=None, description=f"{CLIP_FORM}; compress.clip if left out")
 
 
-_AUTO_TEXT = specs.parse(AUTO_SPEC).canonical
-
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 """Large enough to hide the cost of each exchange, small enough to begin during the backward pass."""
 
@@ -274,7 +272,9 @@ class Config(StrictModel):
         """
         found = cls.from_spec(config) if isinstance(config, str) else config
         compress = found.compress
-        if measures or compress.policy != "auto" or str(compress.default) != _AUTO_TEXT:
+        if measures or compress.policy != "auto":
+            return found
+        if str(compress.default) != specs.parse(AUTO_SPEC).canonical:
             return found
         always = compress.model_copy(update={"policy": "always"})
         return found.model_copy(update={"compress": always})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-
+from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import HOST, device_of
 
@@ -24,7 +23,7 @@ _CHECKS = 3
 
 
 class Waiting:
-    """Measures residuals by spec, in one step of `CHECK_EVERY`.
+    """Measures residuals by spec, in one step of `CHECK_EVERY`, as its caller counts.
 
     Attributes:
         logs: whether to warn.
@@ -40,15 +39,12 @@ class Waiting:
         self._behind: dict[str, int] = {}
 
     def look(self, step: int, spec: str, grad: FloatArray, residual: FloatArray) -> None:
-        """Measure a tensor before its round, if the step is one of those.
+        """Measure a tensor before its round in one of those steps.
 
         Args:
-            step: of the tensor, counted from 0.
-            spec: of the tensor.
+            step, spec: of the tensor.
             grad, residual: of the tensor; only arrays on the host are measured.
         """
-        if step % CHECK_EVERY or step == 0:
-            return
         if device_of(grad) is not HOST or device_of(residual) is not HOST:
             return
         if step != self._step:
@@ -56,8 +52,7 @@ class Waiting:
             self._step = step
         sums = self._energies.setdefault(spec, [0.0, 0.0])
         for place, array in enumerate((residual, grad)):
-            flat = array.reshape(-1)
-            sums[place] += float(np.dot(flat, flat))
+            sums[place] += _core.l2_norm(array.reshape(-1)) ** 2
         if sums[1] > 0:
             self.found[spec] = sums[0] / sums[1]
 

@@ -25,7 +25,7 @@ from gradcomp.exchange.memory import (
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
-from gradcomp.exchange.waiting import Waiting
+from gradcomp.exchange.waiting import CHECK_EVERY, Waiting
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
 from gradcomp.runtime.state.loss_scale import LossScale, poisoned
 from gradcomp.runtime.state.state_check import STATE_VERSION, checked_states
@@ -167,10 +167,12 @@ class RankState:
         return poisoned(grads) if self.loss_scale.active else grads
 
     def _look(self, resolved: Resolved, grad: FloatArray) -> None:
-        name = resolved.key.name
-        residual = self.arrays["residual"].get(name)
+        step = self.step(resolved.key.name)
+        if step == 0 or step % CHECK_EVERY:
+            return
+        residual = self.arrays["residual"].get(resolved.key.name)
         if residual is not None:
-            self.residuals.look(self.step(name), resolved.spec.canonical, grad, residual)
+            self.residuals.look(step, resolved.spec.canonical, grad, residual)
 
     def _reset(self, resolved: Resolved) -> None:
         """Drop the residual of a tensor before a step in which its memory begins again."""
@@ -332,9 +334,8 @@ def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
         # The first two are of one rank, and soon found again; the last follows from the estimates.
         if kind not in ("carried", NORM, ESTIMATE_ROWS)
     }
-    for name in merged[
-        ESTIMATE_MEAN
-    ]:  # every rank's estimate; the mean over ranks has other roundings
+    # The mean is every rank's estimate then; the mean over the ranks' own has other roundings.
+    for name in merged[ESTIMATE_MEAN]:
         merged[ESTIMATE].pop(name, None)
     return merged
 
