@@ -21,7 +21,7 @@ struct Caps {
   // any element, or not at all.
   bool fuses_feedback = false;
   // Decoding takes much longer than copying, so that a rank had better keep what its own payload
-  // decodes to; for codecs that do not fuse feedback.
+  // decodes to (Feedback::keep_decoded).
   bool decodes_slowly = false;
 };
 

@@ -48,6 +48,8 @@ Status mask_momentum(const Codec& codec, Span<const std::uint8_t> payload, const
   return sparse->zero_sent(payload, call, momentum);
 }
 
+}  // namespace
+
 // The bits of both ways are the same, by the rule of Codec::decode_add.
 Status subtract_payload(const Codec& codec, Span<const std::uint8_t> payload, const Call& call,
                         const Feedback& feedback) {
@@ -61,8 +63,6 @@ Status subtract_payload(const Codec& codec, Span<const std::uint8_t> payload, co
   });
   return {};
 }
-
-}  // namespace
 
 Status encode_payload(const Codec& codec, Span<const float> x, const Call& call,
                       Span<std::uint8_t> out, std::size_t* written) {

@@ -29,7 +29,8 @@ class Feedback {
   Feedback(Span<float> residual, const float* grad, const Correction& correction)
       : residual_(residual), grad_(grad), corrects_(true), correction_(correction) {}
 
-  // Encoding without fused feedback leaves decode(payload) there, of as many elements.
+  // Encoding leaves decode(payload) there, of as many elements; a codec that fuses feedback does so
+  // if its caps have decodes_slowly.
   void keep_decoded(Span<float> decoded) { decoded_ = decoded; }
   Span<float> decoded() const noexcept { return decoded_; }
 
@@ -65,6 +66,10 @@ inline void correct(const Call& call, std::size_t begin, std::size_t end) {
 inline float* residual_of(const Call& call) {
   return call.feedback == nullptr ? nullptr : call.feedback->residual().data();
 }
+
+// residual -= decode(payload), where codecs that fuse cannot do better.
+Status subtract_payload(const Codec& codec, Span<const std::uint8_t> payload, const Call& call,
+                        const Feedback& feedback);
 
 // codec.encode(x); for a call with a feedback (x is its residual) all of error feedback, with the
 // same bits whether the codec fuses it or not. Residuals that are not finite become 0: a NaN or Inf

@@ -11,6 +11,7 @@
 
 #include "base/bytes.hpp"
 #include "codec/bucket_codec.hpp"
+#include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "codecs/adaptive/decoder.hpp"
 #include "codecs/adaptive/encoder.hpp"
@@ -88,6 +89,9 @@ class Adaptive final : public Codec, public BucketCodec {
   Caps caps() const noexcept override {
     Caps caps;
     caps.decodes_slowly = true;
+    // The encoder knows the levels that a decoder would have to read. Points are known to their
+    // coder alone.
+    caps.fuses_feedback = !points_;
     caps.whole_bucket = true;
     caps.learns = learns_;
     return caps;
@@ -134,10 +138,12 @@ class Adaptive final : public Codec, public BucketCodec {
     const std::size_t n = x.size();
     const std::size_t most = max_encoded_size(n);
     GRADCOMP_TRY(check_room(out, most));
+    if (call.feedback != nullptr) call.feedback->correct_all();
     if (n < kMinAdaptive) {
       for (std::size_t i = 0; i < n; ++i) store(out.data() + 4 * i, x[i]);
       *written = 4 * n;
-      return {};
+      if (call.feedback == nullptr) return {};
+      return subtract_payload(*this, {out.data(), *written}, call, *call.feedback);
     }
     std::vector<TensorPlan> alone;
     TensorPlan* plan = nullptr;
@@ -151,11 +157,15 @@ class Adaptive final : public Codec, public BucketCodec {
     }
     for (;; plan->step *= 2) {
       write_payload(plan, points_, {out.data(), most}, written);
-      if (*written != 0) return {};
+      if (*written != 0) break;
       // It does not fit: again with a larger step, without the low-rank part.
       plan->quantized = Quantized(x.data(), plan->quantized.shape());
       plan->counted = {};
     }
+    if (call.feedback == nullptr) return {};
+    const MatrixShape& shape = plan->quantized.shape();
+    return reconstruct(*plan, LearnedBasis::of(basis_of(call), shape.rows, shape.cols))
+        .add(-1, call.feedback->decoded(), *call.scratch, call.feedback->residual());
   }
 
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {

@@ -8,6 +8,7 @@
 #include "base/bytes.hpp"
 #include "codecs/adaptive/group_coder.hpp"
 #include "codecs/adaptive/payload.hpp"
+#include "codecs/adaptive/symbol_stream.hpp"
 
 namespace gradcomp {
 namespace {
@@ -98,6 +99,7 @@ void write_payload(TensorPlan* plan, bool points, Span<std::uint8_t> out, std::s
   const float step = plan->step;
   std::uint8_t* const begin = out.data();
   *written = 1;
+  plan->values = {step, 0, 0};
   if (!(step > 0)) {
     begin[0] = step == 0 ? kAllZero : kAllNan;
     return;
@@ -115,6 +117,7 @@ void write_payload(TensorPlan* plan, bool points, Span<std::uint8_t> out, std::s
   }
   if (expected == 1) {
     begin[0] = kAllZero;
+    plan->values.step = 0;
     return;
   }
   *written = 0;
@@ -125,9 +128,8 @@ void write_payload(TensorPlan* plan, bool points, Span<std::uint8_t> out, std::s
     plan->counted.step = 0;
   }
   const std::size_t lanes = quantized.lanes(expected);
-  PayloadHead{lanes, low_rank.rank, quantized.turned(), shape.cols,
-              find_level_values(quantized.rest(), plan->symbols, shape.size(), step)}
-      .write(begin);
+  plan->values = find_level_values(quantized.rest(), plan->symbols, shape.size(), step);
+  PayloadHead{lanes, low_rank.rank, quantized.turned(), shape.cols, plan->values}.write(begin);
   std::uint8_t* to = begin + kHeadBytes;
   to += tables.write(to);
   if (points) to += groups->form().write(to);
@@ -139,6 +141,33 @@ void write_payload(TensorPlan* plan, bool points, Span<std::uint8_t> out, std::s
   const std::uint8_t* const end =
       write_streams(*plan, tables, any_points ? groups.get() : nullptr, lanes, to, out.end());
   if (end != nullptr) *written = static_cast<std::size_t>(end - begin);
+}
+
+Reconstruction reconstruct(const TensorPlan& plan, const LearnedBasis& basis) {
+  const Quantized& quantized = plan.quantized;
+  Reconstruction result;
+  result.shape = quantized.shape();
+  if (!(plan.values.step > 0)) {
+    result.constant = plan.values.step;
+    return result;
+  }
+  result.codes = plan.symbols;
+  for (int magnitude = 1; magnitude <= static_cast<int>(kTopMagnitude); ++magnitude) {
+    result.table[2 * magnitude - 1] = plan.values.value(magnitude);
+    result.table[2 * magnitude] = plan.values.value(-magnitude);
+  }
+  std::vector<Escape> escapes;
+  find_escapes({quantized.rest(), plan.symbols, result.shape.rows, result.shape.cols},
+               dead_zone(plan.step), &escapes);
+  for (const Escape& escape : escapes) {
+    result.exceptions.push_back({escape.at, plan.values.value(escape.level)});
+  }
+  const LowRank& low_rank = quantized.low_rank();
+  result.rank = low_rank.rank;
+  result.p = low_rank.p.values.data();
+  result.v = low_rank.v.values.data();
+  if (quantized.turned()) result.basis = basis;
+  return result;
 }
 
 }  // namespace gradcomp

@@ -18,7 +18,7 @@ constexpr std::size_t kMargin = 64;
 
 bool is_top(std::uint8_t symbol) { return symbol % kClassSymbols >= 2 * kTopMagnitude - 1; }
 
-// Calls fn(excess) for each symbol of the top magnitude.
+// Calls fn(position, excess) for each symbol of the top magnitude.
 template <typename Fn>
 void for_excesses(const SymbolMatrix& matrix, const DeadZone& zone, const Fn& fn) {
   constexpr std::uint64_t kOnes = 0x0101010101010101u;
@@ -34,7 +34,7 @@ void for_excesses(const SymbolMatrix& matrix, const DeadZone& zone, const Fn& fn
     if (!is_top(matrix.symbols[i])) continue;
     const float size = std::fabs(matrix.x[i]) * zone.inverse + zone.bias;
     const auto magnitude = static_cast<std::uint32_t>(size);
-    fn(std::min(magnitude - kTopMagnitude, kMaxExcess));
+    fn(i, std::min(magnitude - kTopMagnitude, kMaxExcess));
   }
 }
 
@@ -61,7 +61,8 @@ void classify(const SymbolMatrix& matrix, const DeadZone& zone,
 
 std::size_t excess_bits(const SymbolMatrix& matrix, const DeadZone& zone) {
   std::size_t bits = 0;
-  for_excesses(matrix, zone, [&](std::uint32_t excess) { bits += excess_code(excess).bits; });
+  for_excesses(matrix, zone,
+               [&](std::size_t, std::uint32_t excess) { bits += excess_code(excess).bits; });
   return bits;
 }
 
@@ -73,7 +74,15 @@ std::size_t excess_bits(const std::vector<std::uint32_t>& excesses) {
 
 void find_excesses(const SymbolMatrix& matrix, const DeadZone& zone,
                    std::vector<std::uint32_t>* excesses) {
-  for_excesses(matrix, zone, [&](std::uint32_t excess) { excesses->push_back(excess); });
+  for_excesses(matrix, zone,
+               [&](std::size_t, std::uint32_t excess) { excesses->push_back(excess); });
+}
+
+void find_escapes(const SymbolMatrix& matrix, const DeadZone& zone, std::vector<Escape>* escapes) {
+  for_excesses(matrix, zone, [&](std::size_t at, std::uint32_t excess) {
+    const auto magnitude = static_cast<std::int32_t>(kTopMagnitude + excess);
+    escapes->push_back({at, matrix.x[at] < 0 ? -magnitude : magnitude});
+  });
 }
 
 bool write_excesses(const std::vector<std::uint32_t>& excesses, std::uint8_t** to,

@@ -38,6 +38,13 @@ std::size_t excess_bits(const SymbolMatrix& matrix, const DeadZone& zone);
 
 std::size_t excess_bits(const std::vector<std::uint32_t>& excesses);
 
+// An element with an excess: its position in the matrix, and its magnitude with its sign.
+struct Escape {
+  std::size_t at;
+  std::int32_t level;
+};
+void find_escapes(const SymbolMatrix& matrix, const DeadZone& zone, std::vector<Escape>* escapes);
+
 // Appends the excess of each symbol of the top magnitude.
 void find_excesses(const SymbolMatrix& matrix, const DeadZone& zone,
                    std::vector<std::uint32_t>* excesses);
@@ -70,12 +77,6 @@ class SymbolWriter {
 std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
                           const RansEncodeTable& table, std::size_t lanes, std::uint8_t* out,
                           std::size_t capacity);
-
-// An element with an excess: its position in the matrix, and its magnitude with its sign.
-struct Escape {
-  std::size_t at;
-  std::int32_t level;
-};
 
 // With coder=polar, LevelMatrix::levels also holds codes of lattice points (group_form.hpp), from
 // here on.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "codecs/adaptive/payload.hpp"
 #include "codecs/adaptive/quantized.hpp"
 
 namespace gradcomp {
@@ -18,6 +19,8 @@ struct TensorPlan {
   SymbolCounts counted;             // of the symbols in the buffer
   // coder=polar: of every 255 groups for which points cost less, at most this many become points.
   std::uint8_t groups = kAllGroups;
+  // Set by write_payload(); without a step above 0 that step is the value of all elements.
+  LevelValues values;
 
   // Fills the buffer with the symbols of this step, unless it already has them.
   void quantize(float at) {
