@@ -67,7 +67,14 @@ GRADCOMP_AVX512 inline void store_bytes(std::uint8_t* to, const Vector* numbers)
 
 #include "coding/loops.hpp"
 
-// With kFewLanes states, which fill a register of AVX2, that level is faster.
+// kFewLanes states fill a register of AVX2.
+std::size_t rans_encode_any(const std::uint8_t* symbols, std::size_t n, std::size_t lanes,
+                            const RansEncodeTable& table, std::uint32_t* states, std::uint8_t** to,
+                            const std::uint8_t* end) {
+  const auto encode = lanes == kFewLanes ? kAvx2CodingKernels.rans_encode : rans_encode;
+  return encode(symbols, n, lanes, table, states, to, end);
+}
+
 bool decode_any_row(const std::uint8_t* begin, const std::uint8_t** from, const ClassTables& tables,
                     std::uint32_t* states, std::size_t lanes, Contexts& contexts,
                     std::int8_t* levels, std::size_t n) {
@@ -77,8 +84,8 @@ bool decode_any_row(const std::uint8_t* begin, const std::uint8_t** from, const 
 
 }  // namespace
 
-const CodingKernels kAvx512CodingKernels = {rans_encode,   rans_decode, pack_digits,
-                                            unpack_digits, classify,    count_classified,
+const CodingKernels kAvx512CodingKernels = {rans_encode_any, rans_decode, pack_digits,
+                                            unpack_digits,   classify,    count_classified,
                                             decode_any_row};
 
 }  // namespace gradcomp

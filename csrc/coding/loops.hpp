@@ -8,7 +8,8 @@
 //   store_bytes()  stores the lowest bytes of the numbers in kParts registers.
 
 constexpr std::size_t kParts = kRansLanes / kFloats;  // registers of the states
-constexpr std::size_t kFewLanes = 8;  // other number of states that decode_row() has in registers
+// The other number of states that are in registers: in one, where it has as many numbers.
+constexpr std::size_t kFewLanes = 8;
 constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
 
 GRADCOMP_LEVEL inline void load_states(const std::uint32_t* states, Vector* parts) {
@@ -16,6 +17,14 @@ GRADCOMP_LEVEL inline void load_states(const std::uint32_t* states, Vector* part
 }
 GRADCOMP_LEVEL inline void store_states(std::uint32_t* states, const Vector* parts) {
   for (std::size_t k = 0; k < kParts; ++k) store_vector(states + kFloats * k, parts[k]);
+}
+
+// The first `count` numbers of a register, which may be none or more than all.
+GRADCOMP_LEVEL inline Mask32 first_numbers(std::ptrdiff_t count) {
+  static constexpr std::int32_t kPlaces[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                               8, 9, 10, 11, 12, 13, 14, 15};
+  static_assert(kFloats <= 16, "a place for each number");
+  return cmpgt_epi32(set1_epi32(static_cast<int>(count)), load_vector(kPlaces));
 }
 
 // Gather instructions are slower on processors with a mitigation of (Intel: "Gather Data Sampling",
@@ -42,8 +51,9 @@ GRADCOMP_LEVEL inline Vector load_intervals(const RansDecodeTable& table, Vector
   });
 }
 
-// As rans_encode_step() for one register of states.
-GRADCOMP_LEVEL inline Vector push(Vector state, const std::uint8_t* symbols,
+// As rans_encode_step() for one register of states; without kWhole only of those that are `used`.
+template <bool kWhole>
+GRADCOMP_LEVEL inline Vector push(Vector state, const std::uint8_t* symbols, Mask32 used,
                                   const RansEncodeTable& table, const Words& words,
                                   std::uint8_t** to) {
   // Even and odd states separately, because table entries and products have 64 bits.
@@ -52,8 +62,10 @@ GRADCOMP_LEVEL inline Vector push(Vector state, const std::uint8_t* symbols,
   const Vector field = set1_epi32(kRansTotal - 1);
   const Vector packed = blend_odd_epi32(srli_epi64<32>(even), odd);
   const Vector complement = srli_epi32<kRansBits>(packed) & field;
-  const Mask32 full = cmpgt_epi32(add_epi32(srli_epi32<17>(state), complement), field);
+  Mask32 full = cmpgt_epi32(add_epi32(srli_epi32<17>(state), complement), field);
+  if (!kWhole) full = static_cast<Mask32>(full & used);
   words.put(full, state, to);
+  const Vector before = state;
   state = blend_epi32(full, state, srli_epi32<16>(state));
   const Vector even_product = srli_epi64<31>(mul_epu32(state, even));
   const Vector odd_product = srli_epi64<31>(mul_epu32(srli_epi64<32>(state), odd));
@@ -61,25 +73,55 @@ GRADCOMP_LEVEL inline Vector push(Vector state, const std::uint8_t* symbols,
   const Vector odd_part =
       mul_epu32(srlv_epi64(odd_product, srli_epi64<60>(odd)), srli_epi64<32>(complement));
   const Vector part = blend_odd_epi32(even_part, slli_epi64<32>(odd_part));
-  return add_epi32(add_epi32(state, packed & field), part);
+  const Vector after = add_epi32(add_epi32(state, packed & field), part);
+  return kWhole ? after : blend_epi32(used, before, after);
+}
+
+// As CodingKernels::rans_encode, with kRegisters of states.
+template <std::size_t kRegisters>
+GRADCOMP_LEVEL std::size_t rans_encode_in_registers(const std::uint8_t* symbols, std::size_t n,
+                                                    const RansEncodeTable& table,
+                                                    std::uint32_t* states, std::uint8_t** to,
+                                                    const std::uint8_t* end) {
+  constexpr std::size_t kLanes = kRegisters * kFloats;
+  constexpr std::size_t kMost = kRansWord * kLanes;
+  const Words words;
+  Vector parts[kRegisters];
+  for (std::size_t k = 0; k < kRegisters; ++k) parts[k] = load_vector(states + kFloats * k);
+  std::uint8_t* at = *to;
+  const std::size_t rest = n % kLanes;
+  if (rest != 0 && static_cast<std::size_t>(end - at) >= kMost) {
+    n -= rest;
+    std::uint8_t step[kLanes] = {};
+    std::memcpy(step, symbols + n, rest);
+    for (std::size_t k = 0; k < kRegisters; ++k) {
+      const Mask32 used = first_numbers(static_cast<std::ptrdiff_t>(rest) -
+                                        static_cast<std::ptrdiff_t>(kFloats * k));
+      parts[k] = push<false>(parts[k], step + kFloats * k, used, table, words, &at);
+    }
+  }
+  for (; n != 0 && n % kLanes == 0 && static_cast<std::size_t>(end - at) >= kMost; n -= kLanes) {
+    const std::uint8_t* const step = symbols + n - kLanes;
+    for (std::size_t k = 0; k < kRegisters; ++k) {
+      parts[k] = push<true>(parts[k], step + kFloats * k, Mask32{}, table, words, &at);
+    }
+  }
+  for (std::size_t k = 0; k < kRegisters; ++k) store_vector(states + kFloats * k, parts[k]);
+  *to = at;
+  return n;
 }
 
 GRADCOMP_LEVEL std::size_t rans_encode(const std::uint8_t* symbols, std::size_t n,
-                                       const RansEncodeTable& table, std::uint32_t* states,
-                                       std::uint8_t** to, const std::uint8_t* end) {
-  const Words words;
-  Vector parts[kParts];
-  load_states(states, parts);
-  std::uint8_t* at = *to;
-  for (; n != 0 && static_cast<std::size_t>(end - at) >= kStepBytes; n -= kRansLanes) {
-    const std::uint8_t* const step = symbols + n - kRansLanes;
-    for (std::size_t k = 0; k < kParts; ++k) {
-      parts[k] = push(parts[k], step + kFloats * k, table, words, &at);
-    }
+                                       std::size_t lanes, const RansEncodeTable& table,
+                                       std::uint32_t* states, std::uint8_t** to,
+                                       const std::uint8_t* end) {
+  if (lanes == kRansLanes) {
+    return rans_encode_in_registers<kParts>(symbols, n, table, states, to, end);
   }
-  store_states(states, parts);
-  *to = at;
-  return n;
+  if (lanes == kFewLanes && kFloats == kFewLanes) {
+    return rans_encode_in_registers<1>(symbols, n, table, states, to, end);
+  }
+  return kScalarCodingKernels.rans_encode(symbols, n, lanes, table, states, to, end);
 }
 
 // As rans_decode_step() for one register of states.
@@ -237,9 +279,11 @@ GRADCOMP_LEVEL inline Vector quantize(Floats x, Vector halves, const DeadZone& z
   return magnitude;
 }
 
-// As take_note(), for a whole group. Returns the new mean of the row, in all elements.
-GRADCOMP_LEVEL inline Vector note(const Contexts& contexts, std::size_t at, const Vector* means,
-                                  Vector row, const Vector* magnitudes) {
+// As take_note(). Returns the new mean of the row, in all elements. kWhole: the group has kGroup
+// elements, not `count`; then the others have magnitude 0.
+template <bool kWhole>
+GRADCOMP_LEVEL inline Vector note(const Contexts& contexts, std::size_t at, std::size_t count,
+                                  const Vector* means, Vector row, const Vector* magnitudes) {
   const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(contexts.shift));
   Vector grown[kParts];
   Vector sums = magnitudes[0];
@@ -255,37 +299,58 @@ GRADCOMP_LEVEL inline Vector note(const Contexts& contexts, std::size_t at, cons
   const __m128i halves = sum_of(sums);
   const __m128i sum = _mm_add_epi32(halves, _mm_unpackhi_epi64(halves, halves));
   static_assert(kGroup == 32, "a mean is a sum shifted by 5");
-  const Vector mean = slli_epi32<kMeanBits - 5>(broadcastd_epi32(sum));
+  const Vector mean =
+      kWhole ? slli_epi32<kMeanBits - 5>(broadcastd_epi32(sum))
+             : set1_epi32((_mm_cvtsi128_si32(sum) << kMeanBits) / static_cast<std::int32_t>(count));
   return add_epi32(row, srai_epi32<kRowShift>(sub_epi32(mean, row)));
+}
+
+// As classify_group(), with the mean of the row in all elements of a register. kWhole: count is
+// kGroup.
+template <bool kWhole>
+GRADCOMP_LEVEL inline Vector classify_in_registers(const float* x, std::size_t at,
+                                                   std::size_t count, const DeadZone& zone,
+                                                   const Thresholds& thresholds,
+                                                   const Contexts& contexts, Vector row,
+                                                   std::uint8_t* symbols) {
+  Vector means[kParts];
+  Vector magnitudes[kParts];
+  Vector found[kParts];
+  load_means(contexts, at, means);
+  for (std::size_t k = 0; k < kParts; ++k) {
+    magnitudes[k] = quantize(load_floats(x + kFloats * k), halves_of(means[k], row), zone,
+                             thresholds, found + k);
+  }
+  store_bytes(symbols, found);
+  return note<kWhole>(contexts, at, count, means, row, magnitudes);
 }
 
 GRADCOMP_LEVEL void classify(const float* x, std::size_t n, const DeadZone& zone,
                              Contexts& contexts, std::uint8_t* symbols) {
   const Thresholds thresholds(zone);
-  Contexts now = contexts;
-  Vector row = set1_epi32(now.row);
+  Vector row = set1_epi32(contexts.row);
   std::size_t at = 0;
   for (; at + kGroup <= n; at += kGroup) {
-    Vector means[kParts];
-    Vector magnitudes[kParts];
-    Vector found[kParts];
-    load_means(now, at, means);
-    for (std::size_t k = 0; k < kParts; ++k) {
-      magnitudes[k] = quantize(load_floats(x + at + kFloats * k), halves_of(means[k], row), zone,
-                               thresholds, found + k);
-    }
-    store_bytes(symbols + at, found);
-    row = note(now, at, means, row, magnitudes);
+    row = classify_in_registers<true>(x + at, at, kGroup, zone, thresholds, contexts, row,
+                                      symbols + at);
   }
-  now.row = static_cast<std::int32_t>(row[0]);
-  if (at < n) classify_group(x + at, at, n - at, zone, now, symbols + at);
-  contexts = now;
+  if (at < n) {
+    // Elements of 0 are in the dead zone.
+    float padded[kGroup] = {};
+    std::uint8_t found[kGroup];
+    std::memcpy(padded, x + at, sizeof(float) * (n - at));
+    row = classify_in_registers<false>(padded, at, n - at, zone, thresholds, contexts, row, found);
+    std::memcpy(symbols + at, found, n - at);
+  }
+  contexts.row = static_cast<std::int32_t>(row[0]);
 }
 
-// As decode_group() for one register of states.
-GRADCOMP_LEVEL inline Vector pop_class(Vector state, Vector classes, const Table* tables,
-                                       const Words& words, const std::uint8_t** from, Vector* level,
-                                       Vector* found) {
+// As decode_group() for one register of states; without kWhole only for those that are `used`: the
+// others get level 0.
+template <bool kWhole>
+GRADCOMP_LEVEL inline Vector pop_class(Vector state, Vector classes, Mask32 used,
+                                       const Table* tables, const Words& words,
+                                       const std::uint8_t** from, Vector* level, Vector* found) {
   const Vector slot = state & set1_epi32(kRansTotal - 1);
   // Above the start of any interval, whatever its frequency.
   const Vector key = slli_epi32<16>(slot) | set1_epi32(0xFFFF);
@@ -302,9 +367,16 @@ GRADCOMP_LEVEL inline Vector pop_class(Vector state, Vector classes, const Table
   Vector offset = sub_epi32(slot, srli_epi32<16>(interval));
   const Mask32 negative = cmpge_epi32(offset, frequency);
   offset = sub_epi32(negative, offset, frequency);
+  const Vector before = state;
+  state = add_epi32(mullo_epi32(frequency, srli_epi32<kRansBits>(state)), offset);
   *found = magnitude;
   *level = negate_epi32(negative, magnitude);
-  state = add_epi32(mullo_epi32(frequency, srli_epi32<kRansBits>(state)), offset);
+  if (!kWhole) {
+    // A state that is not used is valid, so that no word is read into it.
+    state = blend_epi32(used, before, state);
+    *found = keep_epi32(used, *found);
+    *level = keep_epi32(used, *level);
+  }
   return words.fill(cmpgt_epi32(set1_epi32(kRansLowest), state), state, from);
 }
 
@@ -354,46 +426,76 @@ GRADCOMP_LEVEL void count_classified(const std::uint8_t* symbols, std::size_t n,
   }
 }
 
-GRADCOMP_LEVEL bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,
-                               const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
-                               Contexts& contexts, std::int8_t* levels, std::size_t n) {
+// As decode_group(), with states in kRegisters and the mean of the row in all elements of a
+// register. kWhole: count is kGroup.
+template <std::size_t kRegisters, bool kWhole>
+GRADCOMP_LEVEL inline Vector decode_in_registers(const std::uint8_t** from, const Table* tables,
+                                                 const Words& words, Vector* states, std::size_t at,
+                                                 std::size_t count, const Contexts& contexts,
+                                                 Vector row, std::int8_t* levels) {
+  Vector means[kParts];
+  Vector magnitudes[kParts];
+  Vector found[kParts];
+  load_means(contexts, at, means);
+  const auto pop = [&](std::size_t k) GRADCOMP_LEVEL {
+    const Vector classes = classes_of(halves_of(means[k], row));
+    const Mask32 used = first_numbers(static_cast<std::ptrdiff_t>(count) -
+                                      static_cast<std::ptrdiff_t>(kFloats * k));
+    Vector* const state = states + k % kRegisters;
+    *state =
+        pop_class<kWhole>(*state, classes, used, tables, words, from, found + k, magnitudes + k);
+  };
+  // A step of all states begins with the last ones.
+  for (std::size_t step = 0; step < kParts; step += kRegisters) {
+    for (std::size_t k = kRegisters; k-- > 0;) pop(step + k);
+  }
+  std::uint8_t bytes[kGroup];
+  auto* const to = reinterpret_cast<std::uint8_t*>(levels);
+  store_bytes(kWhole ? to : bytes, found);
+  if (!kWhole) std::memcpy(to, bytes, count);
+  return note<kWhole>(contexts, at, count, means, row, magnitudes);
+}
+
+// As CodingKernels::decode_row, with kRegisters of states.
+template <std::size_t kRegisters>
+GRADCOMP_LEVEL bool decode_row_in_registers(const std::uint8_t* begin, const std::uint8_t** from,
+                                            const ClassTables& tables, std::uint32_t* states,
+                                            Contexts& contexts, std::int8_t* levels,
+                                            std::size_t n) {
   const Words words;
   Table of[kTopMagnitude + 1];
   for (unsigned m = 0; m <= kTopMagnitude; ++m) of[m] = load_table(tables.of[m]);
-  Vector parts[kParts];
-  load_states(states, parts);
-  Contexts now = contexts;
-  Vector row = set1_epi32(now.row);
+  Vector parts[kRegisters];
+  for (std::size_t k = 0; k < kRegisters; ++k) parts[k] = load_vector(states + kFloats * k);
+  Vector row = set1_epi32(contexts.row);
   const std::uint8_t* next = *from;
   std::size_t at = 0;
-  // With larger registers, the condition is constant and the compiler drops the loop for kFewLanes.
-  const bool in_vectors = lanes == kRansLanes || (lanes == kFewLanes && kFloats == kFewLanes);
-  for (; in_vectors && at + kGroup <= n && next >= begin; at += kGroup) {
-    Vector means[kParts];
-    Vector magnitudes[kParts];
-    Vector found[kParts];
-    load_means(now, at, means);
-    if (kFloats != kFewLanes || lanes == kRansLanes) {
-      for (std::size_t k = kParts; k-- > 0;) {
-        const Vector classes = classes_of(halves_of(means[k], row));
-        parts[k] = pop_class(parts[k], classes, of, words, &next, found + k, magnitudes + k);
-      }
-    } else {
-      for (std::size_t k = 0; k < kParts; ++k) {
-        const Vector classes = classes_of(halves_of(means[k], row));
-        parts[0] = pop_class(parts[0], classes, of, words, &next, found + k, magnitudes + k);
-      }
-    }
-    store_bytes(reinterpret_cast<std::uint8_t*>(levels + at), found);
-    row = note(now, at, means, row, magnitudes);
+  for (; at + kGroup <= n && next >= begin; at += kGroup) {
+    row = decode_in_registers<kRegisters, true>(&next, of, words, parts, at, kGroup, contexts, row,
+                                                levels + at);
   }
-  now.row = static_cast<std::int32_t>(row[0]);
-  store_states(states, parts);
-  for (; at < n && next >= begin; at += kGroup) {
-    decode_group(&next, tables, states, lanes, at, n - at < kGroup ? n - at : kGroup, now,
-                 levels + at);
+  if (at < n && next >= begin) {
+    row = decode_in_registers<kRegisters, false>(&next, of, words, parts, at, n - at, contexts, row,
+                                                 levels + at);
   }
-  contexts = now;
+  contexts.row = static_cast<std::int32_t>(row[0]);
+  for (std::size_t k = 0; k < kRegisters; ++k) store_vector(states + kFloats * k, parts[k]);
   *from = next;
   return next >= begin;
+}
+
+GRADCOMP_LEVEL bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,
+                               const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
+                               Contexts& contexts, std::int8_t* levels, std::size_t n) {
+  if (lanes == kRansLanes) {
+    return decode_row_in_registers<kParts>(begin, from, tables, states, contexts, levels, n);
+  }
+  if (lanes == kFewLanes && kFloats == kFewLanes) {
+    return decode_row_in_registers<1>(begin, from, tables, states, contexts, levels, n);
+  }
+  for (std::size_t at = 0; at < n && *from >= begin; at += kGroup) {
+    decode_group(from, tables, states, lanes, at, n - at < kGroup ? n - at : kGroup, contexts,
+                 levels + at);
+  }
+  return *from >= begin;
 }

@@ -161,11 +161,9 @@ std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& fre
   const std::uint8_t* const end = out + capacity - kStateBytes * lanes;
   std::size_t left = symbols.size();
   while (left != 0) {
-    if (lanes == kRansLanes && left % lanes == 0) {
-      left = kernels().coding->rans_encode(symbols.data(), left, table, states, &to, end);
-      if (left == 0) break;
-    }
-    // The remaining symbols, and steps for which the capacity may not suffice.
+    left = kernels().coding->rans_encode(symbols.data(), left, lanes, table, states, &to, end);
+    if (left == 0) break;
+    // A step for which the capacity may not suffice.
     const std::size_t count = left % lanes != 0 ? left % lanes : lanes;
     left -= count;
     std::uint8_t words[kRansWord * kRansLanes];

@@ -11,10 +11,13 @@ namespace {
 
 constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
 
-std::size_t rans_encode(const std::uint8_t* symbols, std::size_t n, const RansEncodeTable& table,
-                        std::uint32_t* states, std::uint8_t** to, const std::uint8_t* end) {
-  for (; n != 0 && static_cast<std::size_t>(end - *to) >= kStepBytes; n -= kRansLanes) {
-    *to = rans_encode_step(symbols + n - kRansLanes, kRansLanes, table, states, *to);
+std::size_t rans_encode(const std::uint8_t* symbols, std::size_t n, std::size_t lanes,
+                        const RansEncodeTable& table, std::uint32_t* states, std::uint8_t** to,
+                        const std::uint8_t* end) {
+  while (n != 0 && static_cast<std::size_t>(end - *to) >= kRansWord * lanes) {
+    const std::size_t count = n % lanes != 0 ? n % lanes : lanes;
+    n -= count;
+    *to = rans_encode_step(symbols + n, count, table, states, *to);
   }
   return n;
 }

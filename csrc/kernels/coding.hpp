@@ -34,9 +34,9 @@ struct RansDecodeTable {
 };
 
 struct CodingKernels {
-  // Codes whole steps of 32 symbols, last step first, while the most words of a step fit between
-  // *to and end. n is a multiple of 32. Returns the number of symbols left.
-  std::size_t (*rans_encode)(const std::uint8_t* symbols, std::size_t n,
+  // Codes steps of `lanes` <= 32 symbols, the last one first, which may be shorter, while the most
+  // words of a step fit between *to and end. Returns the number of symbols left.
+  std::size_t (*rans_encode)(const std::uint8_t* symbols, std::size_t n, std::size_t lanes,
                              const RansEncodeTable& table, std::uint32_t* states, std::uint8_t** to,
                              const std::uint8_t* end);
   // Decodes whole steps, first step first, while at least the most words of a step lie between

@@ -106,20 +106,29 @@ def test_extreme_elements_stay_finite_and_are_sent() -> None:
     assert abs(y[5, 7] / np.float32(3e38) - 1) < 1e-3
 
 
-def test_error_feedback_leaves_exactly_what_was_not_sent() -> None:
-    codec = gradcomp.get_codec("adaptive(rate=0.1)")
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(
+    "params", ["rate=0.1", "rate=1,rank=0", "rate=1,rank=2", "rate=1,coder=polar"]
+)
+def test_error_feedback_leaves_exactly_what_was_not_sent(params: str, keeps: bool) -> None:
+    """Also where elements are far beyond the levels of the tables."""
+    codec = gradcomp.get_codec(f"adaptive({params})")
     residual = np.zeros(200 * 100, np.float32)
     sent = np.zeros(200 * 100, np.float64)
     total = np.zeros(200 * 100, np.float64)
     for step in range(5):
         grad = structured(200, 100, step)
+        grad[step, :20] *= 1000
         corrected = residual + grad.reshape(-1)
-        data, _ = encode_batch([EncodeItem(codec, grad, residual=residual)])
+        kept = np.full(residual.size, np.nan, np.float32) if keeps else None
+        data, _ = encode_batch([EncodeItem(codec, grad, residual=residual, decoded=kept)])
         decoded = codec.decode(data)
         np.testing.assert_array_equal(residual, corrected - decoded)
+        if kept is not None:
+            assert kept.tobytes() == decoded.tobytes()
         sent += decoded
         total += grad.reshape(-1)
-    assert np.abs(sent + residual - total).max() < 1e-3
+    assert np.abs(sent + residual - total).max() < 1e-3 * np.abs(total).max()
 
 
 def test_small_tensors_are_sent_sooner_or_later() -> None:
@@ -189,6 +198,23 @@ def test_any_number_of_states_decodes_the_same_on_all_levels(
     (decoded,) = {codec.decode(frame).tobytes() for _ in settings_of_the_core(threads=(1,))}
     error = np.linalg.norm(np.frombuffer(decoded, np.float32) - x.reshape(-1))
     assert error < 0.6 * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize(("rows", "states"), [(600, 8), (3000, 32)])
+def test_rows_that_end_anywhere_in_a_group_are_the_same_on_all_levels(
+    rows: int, states: int
+) -> None:
+    codec = gradcomp.get_codec("adaptive(rate=1,rank=0)")
+    for cols in range(33, 64):
+        x = structured(rows, cols)
+        results = set()
+        for _ in settings_of_the_core(threads=(1,)):
+            frame = codec.encode(x)
+            results.add((frame.tobytes(), codec.decode(frame).tobytes()))
+        ((data, decoded),) = results
+        assert 1 << (data[24] & 7) == states
+        error = np.linalg.norm(np.frombuffer(decoded, np.float32) - x.reshape(-1))
+        assert error < 0.6 * np.linalg.norm(x)
 
 
 def test_what_levels_stand_for_is_found_in_all_columns() -> None:

@@ -139,10 +139,8 @@ SymbolWriter::SymbolWriter(std::uint8_t* out, const std::uint8_t* end, std::size
 
 bool SymbolWriter::push(const std::uint8_t* symbols, std::size_t n, const RansEncodeTable& table) {
   while (n != 0) {
-    if (lanes_ == kRansLanes && n % lanes_ == 0) {
-      n = kernels().coding->rans_encode(symbols, n, table, states_, &to_, end_);
-      if (n == 0) return true;
-    }
+    n = kernels().coding->rans_encode(symbols, n, lanes_, table, states_, &to_, end_);
+    if (n == 0) return true;
     const std::size_t count = n % lanes_ != 0 ? n % lanes_ : lanes_;
     n -= count;
     std::uint8_t words[kRansWord * kRansLanes];
