@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "base/thread_pool.hpp"
 
@@ -69,6 +70,30 @@ void for_blocks(std::size_t n, std::size_t size, const Fn& fn) noexcept {
       fn(block, first, n - first < size ? n - first : size);
     }
   });
+}
+
+// Tensors with more elements are worked on one after the other, each by all threads.
+inline constexpr std::size_t kLargeTensor = std::size_t{1} << 20;
+
+// Calls fn(i) for i in [0, count), for tensors of size_of(i) elements: for the large ones, and for
+// those that are more than a thread's share of all, on this thread, as fn itself uses the others;
+// for the rest on all threads, the largest first.
+template <typename SizeOf, typename Fn>
+void for_tensors(std::size_t count, const SizeOf& size_of, const Fn& fn) {
+  std::size_t all = 0;
+  for (std::size_t i = 0; i < count; ++i) all += size_of(i);
+  std::vector<std::size_t> rest;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t size = size_of(i);
+    if (size > kLargeTensor || (size > kChunk && size > all / thread_count())) {
+      fn(i);
+    } else {
+      rest.push_back(i);
+    }
+  }
+  std::stable_sort(rest.begin(), rest.end(),
+                   [&](std::size_t a, std::size_t b) { return size_of(a) > size_of(b); });
+  for_tasks(rest.size(), [&](std::size_t i) { fn(rest[i]); });
 }
 
 }  // namespace gradcomp

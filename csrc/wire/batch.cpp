@@ -30,21 +30,6 @@ Status out_of_memory(std::size_t n) {
   return capacity_error("out of memory: an average of " + std::to_string(n) + " elements");
 }
 
-// Calls fn(i) for all items: for large ones on this thread, as fn itself uses the others; for those
-// that are a single range, on all threads.
-template <typename SizeOf, typename Fn>
-void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
-  std::vector<std::size_t> small;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (size_of(i) <= kChunk) {
-      small.push_back(i);
-    } else {
-      fn(i);
-    }
-  }
-  for_tasks(small.size(), [&](std::size_t i) { fn(small[i]); });
-}
-
 // Calls plan() for the items of each bucket: items of the same spec, whose codec has BucketCodec.
 Status find_plans(Span<const EncodeItem> items, Span<BucketCall> calls,
                   std::vector<std::unique_ptr<BucketWork>>* works) {
@@ -256,7 +241,7 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
   std::vector<std::unique_ptr<BucketWork>> works;
   GRADCOMP_TRY(find_plans(items, {bucket_calls.data(), bucket_calls.size()}, &works));
   std::vector<Status> statuses(items.size());
-  for_items(
+  for_tensors(
       items.size(), [&](std::size_t i) { return items[i].x.size(); },
       [&](std::size_t i) {
         Call call;
@@ -273,7 +258,7 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
 Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* fault) {
   std::vector<Status> statuses(items.size());
   std::vector<std::size_t> at(items.size(), 0);
-  for_items(
+  for_tensors(
       items.size(), [&](std::size_t i) { return items[i].acc.size(); },
       [&](std::size_t i) { statuses[i] = decode_item(items[i], weight, &at[i]); });
   for (std::size_t i = 0; i < items.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "codecs/adaptive/group_coder.hpp"
@@ -61,6 +62,28 @@ Status out_of_memory() { return capacity_error("out of memory while encoding"); 
 
 }  // namespace
 
+template <typename Fn>
+void BucketSearch::for_candidates(const Fn& fn) {
+  for_tensors(
+      candidates_.size(), [&](std::size_t i) { return candidates_[i].shape().size(); },
+      [&](std::size_t i) { fn(candidates_[i]); });
+}
+
+template <typename Fn>
+Status BucketSearch::try_candidates(const Fn& fn) {
+  std::vector<Status> statuses(candidates_.size());
+  for_candidates([&](Candidate& one) { statuses[index_of(one)] = fn(one); });
+  for (const Status& status : statuses) GRADCOMP_TRY(status);
+  return {};
+}
+
+template <typename Fn>
+double BucketSearch::sum_of(const Fn& fn) {
+  std::vector<double> terms(candidates_.size());
+  for_candidates([&](Candidate& one) { terms[index_of(one)] = fn(one); });
+  return std::accumulate(terms.begin(), terms.end(), 0.0);
+}
+
 double SearchGoal::value(double bytes, double squared_error, bool zero) const {
   if (error <= 0) return bytes;
   double value = squared_error > 0 ? std::min(error / squared_error, kMostValue) : kMostValue;
@@ -90,7 +113,7 @@ Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
   GRADCOMP_TRY(turn_all(scratch));
   least_step_ =
       std::max(static_cast<double>(largest_) / (kMaxLevel - 2), static_cast<double>(kLeastStep));
-  GRADCOMP_TRY(resumed ? resume(scratch) : begin(scratch));
+  GRADCOMP_TRY(resumed ? resume(scratch) : begin());
   StepSearch found{};
   GRADCOMP_TRY(settle(&resumed, &found, scratch));
   bool part = false;
@@ -102,7 +125,7 @@ Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
       CarriedState{}.store(one.tensor->carried);
     }
   } else if (any_carried()) {
-    GRADCOMP_TRY(store(resumed, found, scratch));
+    GRADCOMP_TRY(store(resumed, found));
   }
   // After store(), as the next training step begins from levels.
   if (options_.points && !part) place_points(found);
@@ -135,25 +158,26 @@ Status BucketSearch::turn_all(Scratch& scratch) {
   return {};
 }
 
-Status BucketSearch::begin(Scratch& scratch) {
-  bool any_directions = false;
-  double squares = 0;
-  for (std::size_t i = 0; i < candidates_.size(); ++i) {
-    Candidate& one = candidates_[i];
-    squares += kernels().sum_squares(one.plan->quantized.x(), one.shape().size());
+Status BucketSearch::begin() {
+  const double squares = sum_of([](const Candidate& one) {
+    return kernels().sum_squares(one.plan->quantized.x(), one.shape().size());
+  });
+  GRADCOMP_TRY(try_candidates([&](Candidate& one) {
     one.choice = {};
     one.factor_bytes = 0;
-    GRADCOMP_TRY(one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0, scratch));
-    any_directions = any_directions || one.rows.rank != 0;
     // Spreads the trials of ranks over the period, but tries again soon where a basis is still to
     // be learned.
     const bool learns = !one.tensor->basis.empty() && one.learned.rank == 0;
-    one.carried.due = static_cast<float>(learns ? 1 : 1 + i % one.period());
-  }
+    one.carried.due = static_cast<float>(learns ? 1 : 1 + index_of(one) % one.period());
+    return one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0);
+  }));
   step_ = find_step(std::sqrt(squares / elements_), least_step_, goal_.target(), kFirstTolerance,
                     kSamplePasses, &slope_, [&](float step) { return sample_value(step); })
               .step;
-  if (any_directions) choose_ranks();
+  if (std::any_of(candidates_.begin(), candidates_.end(),
+                  [](const Candidate& one) { return one.rows.rank != 0; })) {
+    choose_ranks();
+  }
   return {};
 }
 
@@ -177,7 +201,7 @@ void BucketSearch::choose_ranks() {
   float finer = 0, coarser = 0;  // trials too fine and too coarse for the rest, the last ones
   bool first = true;
   for (int round = 0; round < kRounds; ++round) {
-    for (Candidate& one : candidates_) one.choose_rank(first, trial);
+    for_candidates([&](Candidate& one) { one.choose_rank(first, trial); });
     first = false;
     const float solved =
         find_step(static_cast<double>(trial), least_step_, goal_.target(), kRankTolerance,
@@ -203,14 +227,14 @@ void BucketSearch::choose_ranks() {
 }
 
 Status BucketSearch::resume(Scratch& scratch) {
-  for (Candidate& one : candidates_) {
+  GRADCOMP_TRY(try_candidates([&](Candidate& one) {
     const std::size_t most = options_.max_rank(one.shape());
     one.choice.rank = std::min(most, one.carried.pairs());
     const bool tried = one.carried.due <= 1;
     // Subspace iteration with more directions than are used finds those better.
     const std::size_t directions = std::min(most, 2 * one.choice.rank);
-    GRADCOMP_TRY(one.take_sample(tried ? most : directions, scratch));
-  }
+    return one.take_sample(tried ? most : directions);
+  }));
   const CarriedState& carried = candidates_.front().carried;
   const double promise = goal_.target() / static_cast<double>(carried.gain);
   const auto carried_step = static_cast<double>(carried.step);
@@ -238,20 +262,22 @@ Status BucketSearch::resume(Scratch& scratch) {
 Status BucketSearch::take_out(Scratch& scratch) {
   std::size_t all = 0;
   std::size_t ranked = 0;
+  // Where the symbols and the rest of each tensor begin.
+  std::vector<std::size_t> symbols_at;
+  std::vector<std::size_t> rest_at;
   for (const Candidate& one : candidates_) {
+    symbols_at.push_back(all);
+    rest_at.push_back(ranked);
     all += one.shape().size();
     ranked += one.choice.rank == 0 ? 0 : one.shape().size();
   }
   const Span<std::uint8_t> symbol_buffer = scratch.get<std::uint8_t>(kSymbolSlot, all);
   const Span<float> rest_buffer = scratch.get<float>(kRestSlot, ranked + 1);
   if (symbol_buffer.empty() || rest_buffer.empty()) return out_of_memory();
-  std::uint8_t* symbols = symbol_buffer.data();
-  float* rest = rest_buffer.data();
-  for (Candidate& one : candidates_) {
-    one.take_out(rest, symbols);
-    symbols += one.shape().size();
-    if (one.choice.rank != 0) rest += one.shape().size();
-  }
+  for_candidates([&](Candidate& one) {
+    one.take_out(rest_buffer.data() + rest_at[index_of(one)],
+                 symbol_buffer.data() + symbols_at[index_of(one)]);
+  });
   return {};
 }
 
@@ -262,7 +288,7 @@ Status BucketSearch::settle(bool* resumed, StepSearch* found, Scratch& scratch) 
     if (!any_pairs() || !overspent()) break;
     if (*resumed) {
       *resumed = false;
-      GRADCOMP_TRY(begin(scratch));
+      GRADCOMP_TRY(begin());
       continue;
     }
     ++coarser;
@@ -334,14 +360,14 @@ Status BucketSearch::send_part(StepSearch* found, bool* part, Scratch& scratch) 
   return {};
 }
 
-Status BucketSearch::store(bool resumed, const StepSearch& found, Scratch& scratch) {
+Status BucketSearch::store(bool resumed, const StepSearch& found) {
   const double gain = sparse() ? found.value / promised_value(found.step) : 1;
   const auto step = static_cast<float>(static_cast<double>(found.step) / unit());
-  for (Candidate& one : candidates_) {
+  return try_candidates([&](Candidate& one) -> Status {
     CarriedState& carried = one.carried;
     if (resumed && --carried.due < 1) {
       const double cost = one.choose_rank(true, found.step);
-      GRADCOMP_TRY(one.compare_turned(cost, found.step, scratch));
+      GRADCOMP_TRY(one.compare_turned(cost, found.step));
       carried.factor_step = 1;
       carried.due = static_cast<float>(one.period());
     }
@@ -353,8 +379,8 @@ Status BucketSearch::store(bool resumed, const StepSearch& found, Scratch& scrat
     carried.rank = one.turned ? -1 - rank : rank;
     carried.gain = static_cast<float>(gain);
     carried.store(one.tensor->carried);
-  }
-  return {};
+    return {};
+  });
 }
 
 void BucketSearch::place_points(const StepSearch& levels) {
@@ -395,29 +421,22 @@ void BucketSearch::place_points(const StepSearch& levels) {
 bool BucketSearch::overspent() const { return bytes_ > (1 + kTolerance) * goal_.most; }
 
 double BucketSearch::sample_value(float step) {
-  bytes_ = 0;
-  for (Candidate& one : candidates_) bytes_ += one.sample_bytes(step);
+  bytes_ = sum_of([&](Candidate& one) { return one.sample_bytes(step); });
   return goal_.value(bytes_, goal_.error > 0 ? sample_error(step) : 0, zero_levels());
 }
 
-double BucketSearch::sample_error(float step) const {
-  double sum = 0;
-  for (const Candidate& one : candidates_) sum += one.sample_error(step);
-  return sum;
+double BucketSearch::sample_error(float step) {
+  return sum_of([&](const Candidate& one) { return one.sample_error(step); });
 }
 
 double BucketSearch::bytes(float step) {
-  double sum = 0;
-  for (Candidate& one : candidates_) sum += one.bytes(step);
-  return sum;
+  return sum_of([&](Candidate& one) { return one.bytes(step); });
 }
 
 double BucketSearch::value(float step) {
   bytes_ = bytes(step);
-  double error = 0;
-  if (goal_.error > 0) {
-    for (const Candidate& one : candidates_) error += one.error(step);
-  }
+  const double error =
+      goal_.error > 0 ? sum_of([&](const Candidate& one) { return one.error(step); }) : 0;
   return goal_.value(bytes_, error, zero_levels());
 }
 
@@ -435,21 +454,21 @@ double BucketSearch::bytes_with_points(float step, std::uint8_t groups, double* 
 }
 
 double BucketSearch::promised_value(float step) {
-  bytes_ = 0;
+  bytes_ = sum_of(
+      [&](Candidate& one) { return one.complete() ? one.bytes(step) : one.sample_bytes(step); });
   double error = 0;
-  for (Candidate& one : candidates_) {
-    const bool complete = one.complete();
-    bytes_ += complete ? one.bytes(step) : one.sample_bytes(step);
-    if (goal_.error > 0) error += complete ? one.error(step) : one.sample_error(step);
+  if (goal_.error > 0) {
+    error = sum_of([&](const Candidate& one) {
+      return one.complete() ? one.error(step) : one.sample_error(step);
+    });
   }
   return goal_.value(bytes_, error, zero_levels());
 }
 
-double BucketSearch::root_mean_square() const {
-  double sum = 0;
-  for (const Candidate& one : candidates_) {
-    sum += one.scale * kernels().sum_squares(one.rows.x.data(), one.rows.x.size());
-  }
+double BucketSearch::root_mean_square() {
+  const double sum = sum_of([](const Candidate& one) {
+    return one.scale * kernels().sum_squares(one.rows.x.data(), one.rows.x.size());
+  });
   return std::sqrt(sum / elements_);
 }
 
@@ -458,7 +477,7 @@ bool BucketSearch::zero_levels() const {
                      [](const Candidate& one) { return one.zero_levels; });
 }
 
-double BucketSearch::unit() const {
+double BucketSearch::unit() {
   return goal_.error > 0 ? std::sqrt(goal_.error / elements_) : root_mean_square();
 }
 

@@ -40,9 +40,22 @@ class BucketSearch {
   Status run(const SearchGoal& goal, Scratch& scratch);
 
  private:
+  // Calls fn(candidate) for all candidates, on all threads.
+  template <typename Fn>
+  void for_candidates(const Fn& fn);
+  // The same for an fn that may fail.
+  template <typename Fn>
+  Status try_candidates(const Fn& fn);
+  // The sum of fn(candidate) over all candidates.
+  template <typename Fn>
+  double sum_of(const Fn& fn);
+  std::size_t index_of(const Candidate& one) const {
+    return static_cast<std::size_t>(&one - candidates_.data());
+  }
+
   // Whether all carried states can be used.
   bool resumable() const;
-  Status begin(Scratch& scratch);
+  Status begin();
   // Chooses ranks and the step in turn, from samples.
   void choose_ranks();
   Status resume(Scratch& scratch);
@@ -59,7 +72,7 @@ class BucketSearch {
   // others in later training steps, as their residuals grow. Returns in *part whether it did so.
   Status send_part(StepSearch* found, bool* part, Scratch& scratch);
   // Stores the state for the next training step.
-  Status store(bool resumed, const StepSearch& found, Scratch& scratch);
+  Status store(bool resumed, const StepSearch& found);
   // coder=polar: given the step for levels only, lets groups become points, with a smaller step, if
   // that costs less.
   void place_points(const StepSearch& levels);
@@ -74,7 +87,7 @@ class BucketSearch {
   bool zero_levels() const;
 
   // Sums over all candidates; see there. value() and sample_value() are those of the goal.
-  double sample_error(float step) const;
+  double sample_error(float step);
   double sample_value(float step);
   double bytes(float step);
   double value(float step);
@@ -84,9 +97,9 @@ class BucketSearch {
   // sample is the whole tensor.
   double promised_value(float step);
   // The elements' root mean square, from samples.
-  double root_mean_square() const;
+  double root_mean_square();
   // Unit of CarriedState::step.
-  double unit() const;
+  double unit();
   // Whether samples have few elements of the bucket.
   bool sparse() const;
   // Whether all elements would be decoded as 0, at the step of the last call of value().

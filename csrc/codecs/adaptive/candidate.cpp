@@ -50,7 +50,7 @@ std::size_t Candidate::period() const {
   return turned ? kTurnedPeriod : kLearningPeriod;
 }
 
-Status Candidate::take_sample(std::size_t rank, Scratch& scratch) {
+Status Candidate::take_sample(std::size_t rank) {
   const float* const x = plan->quantized.x();
   if (shape().cols > kLongRow && (rank == 0 || options->rank == SearchOptions::kAuto)) {
     take_runs(x, shape().size(), &rows);
@@ -58,7 +58,7 @@ Status Candidate::take_sample(std::size_t rank, Scratch& scratch) {
     // The first rows of a turned matrix are those of the learned directions and unlike all others,
     // so all rows are taken.
     const std::size_t wanted = plan->quantized.turned() ? shape().size() : kSample;
-    GRADCOMP_TRY(sample_rows(x, shape().rows, shape().cols, rank, wanted, scratch, &rows));
+    GRADCOMP_TRY(sample_rows(x, shape().rows, shape().cols, rank, wanted, thread_scratch(), &rows));
   }
   const std::size_t taken = rows.x.size();
   scale = static_cast<double>(shape().size()) / static_cast<double>(taken);
@@ -120,7 +120,7 @@ double Candidate::choose_rank(bool all, float step) {
   return least;
 }
 
-Status Candidate::compare_turned(double cost, float step, Scratch& scratch) {
+Status Candidate::compare_turned(double cost, float step) {
   if (learned.rank == 0) return {};
   std::vector<float> buffer;
   TensorPlan other_plan;
@@ -131,7 +131,7 @@ Status Candidate::compare_turned(double cost, float step, Scratch& scratch) {
     buffer.resize(shape().size());
     if (other.turn_to(buffer.data(), &other_plan) == 0) return {};
   }
-  GRADCOMP_TRY(other.take_sample(options->max_rank(shape()), scratch));
+  GRADCOMP_TRY(other.take_sample(options->max_rank(shape())));
   if (other.choose_rank(true, step) >= cost) return {};
   turned = other.turned;
   choice = other.choice;

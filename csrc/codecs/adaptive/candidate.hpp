@@ -56,14 +56,14 @@ struct Candidate {
   std::size_t period() const;
 
   // Takes a sample and finds up to `rank` directions in it.
-  Status take_sample(std::size_t rank, Scratch& scratch);
+  Status take_sample(std::size_t rank);
   // Sets `choice` to the rank of least cost at this step, out of all (`all`) or of those next to
   // the last choice. Returns that cost: squared error plus kBitWorth for each bit, in squares of
   // the step.
   double choose_rank(bool all, float step);
   // Switches between turned and unturned for the next step if the other form costs less than
   // `cost`.
-  Status compare_turned(double cost, float step, Scratch& scratch);
+  Status compare_turned(double cost, float step);
 
   // Writes the turned matrix to `out` and makes it the matrix of `to`. Returns its largest
   // magnitude, or 0 if it is not finite, which a damaged basis may cause: then `to` is unchanged.

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/bytes.hpp"
+#include "base/chunks.hpp"
 #include "codec/frame_layout.hpp"
 #include "codecs/adaptive/bucket_search.hpp"
 #include "codecs/adaptive/carried_state.hpp"
@@ -24,6 +25,16 @@ constexpr double kLeastBytes = 32;
 Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
                          std::vector<TensorPlan>* plans) const {
   plans->assign(tensors.size(), {});
+  std::vector<std::uint32_t> largest(tensors.size(), 0);  // magnitude, as bits
+  std::vector<double> squares(tensors.size(), 0);
+  for_tensors(
+      tensors.size(), [&](std::size_t i) { return tensors[i].x.size(); },
+      [&](std::size_t i) {
+        const Span<const float> x = tensors[i].x;
+        if (x.size() < kMinAdaptive) return;
+        largest[i] = kernels().max_magnitude(x.data(), x.size());
+        if (target_.error > 0) squares[i] = kernels().sum_squares(x.data(), x.size());
+      });
   BucketSearch search(options_);
   double fixed = 0;        // bytes that do not depend on the step
   double energy = 0;       // with an error: of the elements to search for
@@ -38,7 +49,7 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
       fixed += 4 * static_cast<double>(x.size());
       continue;
     }
-    const std::uint32_t bits = kernels().max_magnitude(x.data(), x.size());
+    const std::uint32_t bits = largest[i];
     if (bits >= kInfBits) plan.step = std::numeric_limits<float>::quiet_NaN();
     if (bits >= kInfBits || bits_float(bits) < kSmallest) {
       fixed += 1;
@@ -46,10 +57,9 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
     }
     search.add(&plan, &tensors[i], bits_float(bits));
     if (target_.error == 0) continue;
-    const double squares = kernels().sum_squares(x.data(), x.size());
     const Feedback* const feedback = tensors[i].feedback;
-    const double of_gradient = feedback == nullptr ? squares : feedback->gradient_energy();
-    energy += squares;
+    const double of_gradient = feedback == nullptr ? squares[i] : feedback->gradient_energy();
+    energy += squares[i];
     mean_energy += EnergyMean::next(of_gradient, x.size(), tensors[i].carried);
   }
   if (search.empty()) return {};
