@@ -28,10 +28,8 @@ constexpr double kPromiseTolerance = 0.004;
 // rarely changes a rank.
 constexpr int kRounds = 7;
 constexpr float kSettled = 0.04f;
-// Samples of less than one in so many elements are worth passes over them before those over all.
-constexpr std::size_t kSparse = 8;
 // resume() takes the low-rank parts out again at most so often, while their factors' step does not
-// suit the rest; without such samples once.
+// suit the rest.
 constexpr int kRetakes = 3;
 // Where the factors take more bytes than expected, their step grows by this factor, at most so
 // often.
@@ -47,6 +45,9 @@ constexpr float kLeastStep = 0x1p-100f;
 constexpr double kUnused = 0.9;
 // A step that leaves more than 1 / kFar of the error wanted gives way to a finer one.
 constexpr double kFar = 0.5;
+// Largest first guess of bytes by the step where the last training step's is near: one that is too
+// small only goes too far, and tells the slope.
+constexpr double kCarriedSlope = 1.5;
 // First guess of the error by the step; it falls more slowly than with the square, as the dead zone
 // holds most elements.
 constexpr double kErrorSlope = 1.2;
@@ -235,24 +236,22 @@ Status BucketSearch::resume(Scratch& scratch) {
     const std::size_t directions = std::min(most, 2 * one.choice.rank);
     return one.take_sample(tried ? most : directions);
   }));
+  slope_ = std::min(slope_, kCarriedSlope);
   const CarriedState& carried = candidates_.front().carried;
   const double promise = goal_.target() / static_cast<double>(carried.gain);
   const auto carried_step = static_cast<double>(carried.step);
   auto step = static_cast<float>(std::max(carried_step * unit(), least_step_));
-  const int retakes = sparse() ? kRetakes : 1;
   for (int round = 0;; ++round) {
     for (Candidate& one : candidates_) {
       one.choice.factor_step = short_float(static_cast<double>(step * one.carried.factor_step));
     }
     GRADCOMP_TRY(take_out(scratch));
     step_ = step;
-    const StepSearch found =
-        sparse() ? find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
-                             kSamplePasses, &slope_, [&](float at) { return promised_value(at); })
-                 : full_search();
-    step_ = found.step;
+    step_ = find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
+                      kSamplePasses, &slope_, [&](float at) { return sample_value(at); })
+                .step;
     const float change = std::max(step_, step) / std::min(step_, step);
-    if (round == retakes || change < kCoarser || !any_pairs()) return {};
+    if (round == kRetakes || change < kCoarser || !any_pairs()) return {};
     // Finer factors make a coarser rest, and the other way round: the next step is the mean of
     // both.
     step = static_cast<float>(std::sqrt(static_cast<double>(step * step_)));
@@ -361,7 +360,7 @@ Status BucketSearch::send_part(StepSearch* found, bool* part, Scratch& scratch) 
 }
 
 Status BucketSearch::store(bool resumed, const StepSearch& found) {
-  const double gain = sparse() ? found.value / promised_value(found.step) : 1;
+  const double gain = found.value / sample_value(found.step);
   const auto step = static_cast<float>(static_cast<double>(found.step) / unit());
   return try_candidates([&](Candidate& one) -> Status {
     CarriedState& carried = one.carried;
@@ -453,18 +452,6 @@ double BucketSearch::bytes_with_points(float step, std::uint8_t groups, double* 
   return sum;
 }
 
-double BucketSearch::promised_value(float step) {
-  bytes_ = sum_of(
-      [&](Candidate& one) { return one.complete() ? one.bytes(step) : one.sample_bytes(step); });
-  double error = 0;
-  if (goal_.error > 0) {
-    error = sum_of([&](const Candidate& one) {
-      return one.complete() ? one.error(step) : one.sample_error(step);
-    });
-  }
-  return goal_.value(bytes_, error, zero_levels());
-}
-
 double BucketSearch::root_mean_square() {
   const double sum = sum_of([](const Candidate& one) {
     return one.scale * kernels().sum_squares(one.rows.x.data(), one.rows.x.size());
@@ -479,12 +466,6 @@ bool BucketSearch::zero_levels() const {
 
 double BucketSearch::unit() {
   return goal_.error > 0 ? std::sqrt(goal_.error / elements_) : root_mean_square();
-}
-
-bool BucketSearch::sparse() const {
-  std::size_t sampled = 0;
-  for (const Candidate& one : candidates_) sampled += one.rows.x.size();
-  return static_cast<double>(sampled * kSparse) < elements_;
 }
 
 bool BucketSearch::all_zero() const {

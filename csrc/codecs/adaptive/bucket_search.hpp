@@ -93,15 +93,10 @@ class BucketSearch {
   double value(float step);
   // As bytes(), with points in up to `groups` of 255 groups; also finds the squared error.
   double bytes_with_points(float step, std::uint8_t groups, double* error);
-  // The goal's value estimated from samples of the rest, or from all elements of a tensor if the
-  // sample is the whole tensor.
-  double promised_value(float step);
   // The elements' root mean square, from samples.
   double root_mean_square();
   // Unit of CarriedState::step.
   double unit();
-  // Whether samples have few elements of the bucket.
-  bool sparse() const;
   // Whether all elements would be decoded as 0, at the step of the last call of value().
   bool all_zero() const;
   bool any_pairs() const;

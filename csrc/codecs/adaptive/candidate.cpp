@@ -20,6 +20,11 @@ constexpr std::size_t kSample = std::size_t{1} << 15;
 constexpr std::size_t kLongRow = std::size_t{1} << 16;
 constexpr std::size_t kRuns = 16;
 
+// The bytes of the rest are estimated from one in so many of a tensor's rows, but from kFewestRows
+// or more, as the contexts of the first rows know little.
+constexpr std::size_t kRowsApart = 8;
+constexpr std::size_t kFewestRows = 16;
+
 constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
 
 // CarriedState::kRankPeriod of a tensor with a learned basis, and where it is sent as seen from it.
@@ -31,10 +36,12 @@ void take_runs(const float* x, std::size_t n, SampledRows* sampled) {
   const std::size_t each = kSample / kRuns;
   sampled->rows = 1;
   sampled->cols = each * kRuns;
-  sampled->x.resize(sampled->cols);
+  sampled->others.clear();
+  sampled->copied.resize(sampled->cols);
+  sampled->x = {sampled->copied.data(), sampled->copied.size()};
   for (std::size_t run = 0; run < kRuns; ++run) {
     const float* const from = x + run * (n - each) / (kRuns - 1);
-    std::copy(from, from + each, sampled->x.begin() + static_cast<std::ptrdiff_t>(run * each));
+    std::copy(from, from + each, sampled->copied.begin() + static_cast<std::ptrdiff_t>(run * each));
   }
 }
 
@@ -61,8 +68,8 @@ Status Candidate::take_sample(std::size_t rank) {
     GRADCOMP_TRY(sample_rows(x, shape().rows, shape().cols, rank, wanted, thread_scratch(), &rows));
   }
   const std::size_t taken = rows.x.size();
-  scale = static_cast<double>(shape().size()) / static_cast<double>(taken);
-  sample = Quantized(rows.test().data(), {rows.rows, rows.cols});
+  scale = sample_scale = static_cast<double>(shape().size()) / static_cast<double>(taken);
+  sample = Quantized(rows.test(), {rows.rows, rows.cols});
   symbols.resize(taken);
   return {};
 }
@@ -89,7 +96,7 @@ double Candidate::choose_rank(bool all, float step) {
   int worse = 0;  // ranks in a row that cost more than the one before
   for (const std::size_t rank : ranks(all)) {
     if (worse == 2) break;
-    Quantized trial(rows.test().data(), sample_shape);
+    Quantized trial(rows.test(), sample_shape);
     std::vector<float> trial_rest(rank == 0 ? 0 : sample_shape.size());
     trial.take_out(rows, rank, factor_step, trial_rest.data());
     // Bits of the factors. P of the whole tensor has `scale` times as many numbers as P of the
@@ -156,12 +163,19 @@ void Candidate::take_out(float* rest_out, std::uint8_t* symbols_out) {
 }
 
 void Candidate::sample_rest() {
-  if (complete()) return;
-  if (choice.rank != 0) {
-    take_rows(plan->quantized.rest(), shape().rows, shape().cols, rows.rows, 1, &rest);
-  }
-  sample = Quantized(choice.rank == 0 ? rows.test().data() : rest.data(), {rows.rows, rows.cols});
   factor_bytes = plan->quantized.factor_bytes();
+  MatrixShape taken{rows.rows, rows.cols};
+  const float* from = plan->quantized.rest();
+  if (rows.cols != shape().cols) {
+    from = rows.test();  // runs of a long row, which has no low-rank part
+  } else if (!plan->quantized.turned() && rows.rows > kFewestRows) {
+    // All rows of a turned matrix are needed, see take_sample().
+    taken.rows = std::min(rows.rows, std::max(kFewestRows, shape().rows / kRowsApart));
+    take_rows(from, shape().rows, shape().cols, taken.rows, 1, &rest);
+    from = rest.data();
+  }
+  sample = Quantized(from, taken);
+  sample_scale = static_cast<double>(shape().size()) / static_cast<double>(taken.size());
 }
 
 double Candidate::sample_bits(const Quantized& of, float step) {
@@ -171,11 +185,11 @@ double Candidate::sample_bits(const Quantized& of, float step) {
 }
 
 double Candidate::sample_bytes(float step) {
-  return scale * sample_bits(sample, step) / 8 + factor_bytes;
+  return sample_scale * sample_bits(sample, step) / 8 + factor_bytes;
 }
 
 double Candidate::sample_error(float step) const {
-  return scale * static_cast<double>(step) * static_cast<double>(step) *
+  return sample_scale * static_cast<double>(step) * static_cast<double>(step) *
          error_of(sample.rest(), symbols.data(), sample.shape().size(), step);
 }
 

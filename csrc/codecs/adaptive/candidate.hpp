@@ -44,13 +44,12 @@ struct Candidate {
   // The sample without the low-rank part of `choice`, as choose_rank() or sample_rest() leave it.
   std::vector<float> rest = {};
   Quantized sample{nullptr, {}};
+  double sample_scale = 1;  // elements of the tensor for each of `sample`
   std::vector<std::uint8_t> symbols = {};
   double factor_bytes = 0;   // of the whole tensor
   bool zero_levels = false;  // whether all levels of the last bytes() or sample_bytes() are 0
 
   const MatrixShape& shape() const { return plan->quantized.shape(); }
-  // Whether the sample is all of the tensor.
-  bool complete() const { return rows.x.size() == shape().size(); }
   // Training steps between two trials of the ranks; fewer with a learned basis, which becomes
   // better in each step.
   std::size_t period() const;

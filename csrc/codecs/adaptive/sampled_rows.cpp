@@ -118,8 +118,13 @@ Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size
   const std::size_t taken = rows < 2 * wanted ? rows : wanted;
   sampled->rows = taken;
   sampled->cols = cols;
-  take_rows(x, rows, cols, taken, 0, &sampled->x);
-  if (taken < rows) take_rows(x, rows, cols, taken, 1, &sampled->others);
+  sampled->x = {x, rows * cols};
+  sampled->others.clear();
+  if (taken < rows) {
+    take_rows(x, rows, cols, taken, 0, &sampled->copied);
+    take_rows(x, rows, cols, taken, 1, &sampled->others);
+    sampled->x = {sampled->copied.data(), sampled->copied.size()};
+  }
   sampled->rank = std::min({rank, taken, cols});
   if (sampled->rank == 0) return {};
   const std::size_t r = sampled->rank;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/scratch.hpp"
+#include "base/span.hpp"
 #include "base/status.hpp"
 
 namespace gradcomp {
@@ -13,11 +14,13 @@ namespace gradcomp {
 struct SampledRows {
   std::size_t rows = 0;  // number of rows sampled
   std::size_t cols = 0;
-  std::vector<float> x;  // rows x cols, evenly spaced rows
+  // rows x cols, evenly spaced rows; in `copied`, or the whole matrix where it is.
+  Span<const float> x;
   // The same number of other rows, or empty if x has all. Directions must be judged by rows from
   // which they were not computed.
   std::vector<float> others;
-  const std::vector<float>& test() const { return others.empty() ? x : others; }
+  const float* test() const { return others.empty() ? x.data() : others.data(); }
+  std::vector<float> copied;
 
   std::size_t rank = 0;         // number of directions
   std::vector<float> v;         // rank x cols, orthonormal: right singular vectors of x
