@@ -15,5 +15,7 @@ inline constexpr std::size_t kPartSlot = 5;
 // Decoder: levels of all elements, and the elements of a turned matrix.
 inline constexpr std::size_t kLevelSlot = 2;
 inline constexpr std::size_t kDecodedSlot = 3;
+// Of the thread's own scratch: the stream that it reads.
+inline constexpr std::size_t kStreamSlot = 6;
 
 }  // namespace gradcomp

@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "base/bytes.hpp"
+#include "base/scratch.hpp"
+#include "codecs/adaptive/scratch_slots.hpp"
 #include "coding/elias.hpp"
 #include "coding/rans_step.hpp"
 #include "kernels/kernels.hpp"
@@ -18,24 +20,40 @@ constexpr std::size_t kMargin = 64;
 
 bool is_top(std::uint8_t symbol) { return symbol % kClassSymbols >= 2 * kTopMagnitude - 1; }
 
+constexpr std::uint64_t kOnes = 0x0101010101010101u;  // times a byte: that byte, eight times
+constexpr std::uint64_t kUpperBits = 0x80 * kOnes;
+
+// Marks, in their upper bits, the bytes that are 0, and perhaps bytes behind one.
+std::uint64_t zero_bytes(std::uint64_t eight) { return (eight - kOnes) & ~eight & kUpperBits; }
+
+// Calls fn(i) for the places of [0, n) that `of_byte` accepts, in ascending order. The upper bits
+// of of_eight(eight bytes) mark those that may be.
+template <typename OfEight, typename OfByte, typename Fn>
+void for_marked(const std::uint8_t* bytes, std::size_t n, const OfEight& of_eight,
+                const OfByte& of_byte, const Fn& fn) {
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    std::uint64_t marked = of_eight(load<std::uint64_t>(bytes + i));
+    for (; marked != 0; marked &= marked - 1) {
+      const std::size_t at = i + static_cast<std::size_t>(__builtin_ctzll(marked)) / 8;
+      if (of_byte(bytes[at])) fn(at);
+    }
+  }
+  for (; i < n; ++i) {
+    if (of_byte(bytes[i])) fn(i);
+  }
+}
+
 // Calls fn(position, excess) for each symbol of the top magnitude.
 template <typename Fn>
 void for_excesses(const SymbolMatrix& matrix, const DeadZone& zone, const Fn& fn) {
-  constexpr std::uint64_t kOnes = 0x0101010101010101u;
-  for (std::size_t i = 0; i < matrix.size(); ++i) {
-    if (i % 8 == 0 && i + 8 <= matrix.size()) {
-      // Symbols of the top magnitude have bits 2 and 3 set; most runs of eight have no such symbol.
-      const auto eight = load<std::uint64_t>(matrix.symbols + i);
-      if ((eight >> 3 & eight >> 2 & kOnes) == 0) {
-        i += 7;
-        continue;
-      }
-    }
-    if (!is_top(matrix.symbols[i])) continue;
+  // Symbols of the top magnitude have bits 2 and 3 set.
+  const auto may_be_top = [](std::uint64_t eight) { return eight << 4 & eight << 5 & kUpperBits; };
+  for_marked(matrix.symbols, matrix.size(), may_be_top, is_top, [&](std::size_t i) {
     const float size = std::fabs(matrix.x[i]) * zone.inverse + zone.bias;
     const auto magnitude = static_cast<std::uint32_t>(size);
     fn(i, std::min(magnitude - kTopMagnitude, kMaxExcess));
-  }
+  });
 }
 
 // Elias delta codes begin at 1, so an excess is coded as excess + 1.
@@ -99,37 +117,34 @@ bool write_excesses(const std::vector<std::uint32_t>& excesses, std::uint8_t** t
 
 bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices) {
   constexpr int kTop = static_cast<int>(kTopMagnitude);
-  const auto may_have_excess = [](int level) {
-    return level == kTop || level == -kTop || level >= kTopPointCode;
+  constexpr auto kNegative = static_cast<std::uint8_t>(-kTop);
+  constexpr auto kPoint = static_cast<std::uint8_t>(kTopPointCode);
+  const auto may_have_excess = [](std::uint64_t eight) {
+    const std::uint64_t points = ((eight & ~kUpperBits) + (0x80 - kPoint) * kOnes) & ~eight;
+    return zero_bytes(eight ^ kTopMagnitude * kOnes) | zero_bytes(eight ^ kNegative * kOnes) |
+           (points & kUpperBits);
+  };
+  const auto has_excess = [](std::uint8_t byte) {
+    return byte == kTop || byte == kNegative || (byte >= kPoint && byte < 0x80);
   };
   BitReader reader(in);
+  bool valid = true;
   for (LevelMatrix& matrix : matrices) {
-    constexpr std::size_t kRun = 4096;
-    for (std::size_t begin = 0; begin < matrix.size(); begin += kRun) {
-      const std::size_t end = std::min(begin + kRun, matrix.size());
-      unsigned found = 0;
-      for (std::size_t i = begin; i < end; ++i) {
-        found |= static_cast<unsigned>(matrix.levels[i] == kTop) |
-                 static_cast<unsigned>(matrix.levels[i] == -kTop) |
-                 static_cast<unsigned>(matrix.levels[i] >= kTopPointCode);
-      }
-      if (found == 0) continue;
-      for (std::size_t i = begin; i < end; ++i) {
-        const int level = matrix.levels[i];
-        if (!may_have_excess(level)) continue;
-        const std::uint32_t value = read_elias_delta(&reader);
-        if (value == 0) return false;
-        if (value == 1) continue;
-        const auto magnitude = static_cast<std::int32_t>(kTopMagnitude + value - 1);
-        const bool is_point = level >= kTopPointCode;
-        // In the same half of the lattice, points of even and of odd indices have opposite signs.
-        const bool negative =
-            is_point ? (level > kTopPointCode) != (magnitude % 2 == 0) : level < 0;
-        matrix.escapes.push_back({i, negative ? -magnitude : magnitude});
-      }
-    }
+    const auto read = [&](std::size_t i) {
+      const std::uint32_t value = valid ? read_elias_delta(&reader) : 0;
+      valid = value != 0;
+      if (value <= 1) return;
+      const int level = matrix.levels[i];
+      const auto magnitude = static_cast<std::int32_t>(kTopMagnitude + value - 1);
+      const bool is_point = level >= kTopPointCode;
+      // In the same half of the lattice, points of even and of odd indices have opposite signs.
+      const bool negative = is_point ? (level > kTopPointCode) != (magnitude % 2 == 0) : level < 0;
+      matrix.escapes.push_back({i, negative ? -magnitude : magnitude});
+    };
+    for_marked(reinterpret_cast<const std::uint8_t*>(matrix.levels), matrix.size(), may_have_excess,
+               has_excess, read);
   }
-  return reader.finished();
+  return valid && reader.finished();
 }
 
 SymbolWriter::SymbolWriter(std::uint8_t* out, const std::uint8_t* end, std::size_t lanes)
@@ -196,16 +211,20 @@ bool SymbolReader::open(Span<const std::uint8_t> in, std::size_t lanes) {
     return false;
   }
   const std::size_t size = in.size() - state_bytes;
-  padded_.resize(kMargin + size + kMargin);
-  std::memcpy(padded_.data() + kMargin, in.data(), size);
-  from_ = padded_.data() + kMargin + size;
+  const Span<std::uint8_t> padded =
+      thread_scratch().get<std::uint8_t>(kStreamSlot, kMargin + size + kMargin);
+  if (padded.empty()) return false;
+  std::memset(padded.data(), 0, kMargin);
+  std::memcpy(padded.data() + kMargin, in.data(), size);
+  std::memset(padded.data() + kMargin + size, 0, kMargin);
+  begin_ = padded.data() + kMargin;
+  from_ = begin_ + size;
   return true;
 }
 
 bool SymbolReader::row(const ClassTables& tables, Contexts& contexts, std::int8_t* levels,
                        std::size_t n) {
-  return kernels().coding->decode_row(padded_.data() + kMargin, &from_, tables, states_, lanes_,
-                                      contexts, levels, n);
+  return kernels().coding->decode_row(begin_, &from_, tables, states_, lanes_, contexts, levels, n);
 }
 
 bool SymbolReader::matrix(const ClassTables& tables, const LevelMatrix& matrix) {
@@ -237,9 +256,7 @@ bool SymbolReader::finished() const {
                      [](std::uint32_t state) { return state == kRansLowest; });
 }
 
-std::size_t SymbolReader::left() const {
-  return static_cast<std::size_t>(from_ - (padded_.data() + kMargin));
-}
+std::size_t SymbolReader::left() const { return static_cast<std::size_t>(from_ - begin_); }
 
 bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, std::size_t lanes,
                    Span<LevelMatrix> matrices) {

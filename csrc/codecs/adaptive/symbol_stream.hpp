@@ -94,10 +94,10 @@ struct LevelMatrix {
   std::size_t size() const { return rows * cols; }
 };
 
-// Reads symbols from a run of rANS.
+// Reads symbols from a run of rANS. A thread has one at a time, as it uses the thread's scratch.
 class SymbolReader {
  public:
-  // Returns false if `in` does not end with valid states.
+  // Returns false if `in` does not end with valid states, or if memory ran out.
   bool open(Span<const std::uint8_t> in, std::size_t lanes);
 
   // All three return false if the words end too soon.
@@ -113,7 +113,7 @@ class SymbolReader {
 
  private:
   std::size_t lanes_ = 0;
-  std::vector<std::uint8_t> padded_;
+  const std::uint8_t* begin_ = nullptr;  // of the words, in this thread's scratch
   const std::uint8_t* from_ = nullptr;
   std::uint32_t states_[kRansLanes];
   std::vector<std::int16_t> columns_;
