@@ -20,8 +20,8 @@ any framing. preset=basis learns from the earlier steps, as decoded by one rank.
 
     python benchmarks/adaptive_comparison.py --speeds runs/late/*.npz
 
-measures speeds instead: on a large matrix, and on the files' buckets, without and with
-the encoder's state of the step before.
+measures speeds instead: on a large matrix, and on the files' buckets, as first steps and as steps
+of training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 
 import gradcomp
 from adaptive_methods import Bucket, Learning, energy, frames, load, methods, numel
-from gradcomp import EncodeItem, encode_batch
+from gradcomp import DecodeItem, EncodeItem, _core, decode_batch_add, encode_batch
 from gradcomp.codec.frame import split_frames
 from polar_targets import fastest
 
@@ -225,36 +225,51 @@ def speeds() -> None:
 
 
 def bucket_speeds(path: Path) -> None:
-    """CPU time for each step of a file, as a first step and carried from the previous one, and the errors' ratio."""
+    """CPU time for each step of a file in ns per element: as a first step, and as a step of training.
+
+    A step of training has error feedback and the state of the step before. Decoding adds a rank's frames to a
+    sum. Two threads are measured in elapsed time.
+    """
     steps = load(path)
-    print(f"\n{path.stem}, {numel(steps[0])} elements in {len(steps[0])} tensors, ms")
-    print(f"{'rate':>6} {'first':>8} {'carried':>8} {'largest':>8} {'decode':>8} {'error':>8}")
-    for rate in (0.1, 0.25, 0.5):
+    elements = numel(steps[0])
+    print(f"\n{path.stem}, {elements} elements in {len(steps[0])} tensors, ns an element")
+    print(f"{'rate':>6} {'first':>8} {'training':>8} {'decode':>8} {'training':>10} {'decode':>8}")
+    print(f"{'':>6} {'':>8} {'':>8} {'':>8} {'2 threads':>10} {'':>8}")
+    for rate in (0.1, 0.25, 0.5, 1):
         codec = gradcomp.get_codec(f"adaptive(rate={rate})")
-        carried = [np.zeros(codec.carried, np.float32) for _ in steps[0]]
-        times: dict[bool, list[float]] = {False: [], True: []}
-        decoding: list[float] = []
-        errors: dict[bool, list[float]] = {False: [], True: []}
-        for bucket in steps:
-            for resumes in (False, True):
+        figures: list[float] = []
+        for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
+            _core.set_thread_count(threads)
+            first, training, decoding = [], [], []
+            carried = [np.zeros(codec.carried, np.float32) for _ in steps[0]]
+            residuals = [np.zeros(x.size, np.float32) for x in steps[0]]
+            sums = [np.zeros(x.size, np.float32) for x in steps[0]]
+            for bucket in steps:
+                start = clock()
+                encode_batch([EncodeItem(codec, x) for x in bucket])
+                first.append(clock() - start)
                 items = [
-                    EncodeItem(codec, x, carried=state if resumes else None)
-                    for x, state in zip(bucket, carried, strict=True)
+                    EncodeItem(codec, x, residual=residual, carried=state)
+                    for x, residual, state in zip(bucket, residuals, carried, strict=True)
                 ]
-                start = time.thread_time()
+                start = clock()
                 data, _ = encode_batch(items)
-                times[resumes].append(1e3 * (time.thread_time() - start))
-                start = time.thread_time()
-                decoded = [codec.decode(frame) for frame in split_frames(data, len(bucket))]
-                decoding.append(1e3 * (time.thread_time() - start))
-                off = [x - y.reshape(x.shape) for x, y in zip(bucket, decoded, strict=True)]
-                errors[resumes].append(energy(off))
-        later = times[True][1:]
+                training.append(clock() - start)
+                decoded = [
+                    DecodeItem("", codec, [frame], out)
+                    for frame, out in zip(split_frames(data, len(bucket)), sums, strict=True)
+                ]
+                start = clock()
+                decode_batch_add(decoded, 1.0)
+                decoding.append(clock() - start)
+            shown = (first, training[1:], decoding) if threads == 1 else (training[1:], decoding)
+            figures += [1e9 * float(np.median(times)) / elements for times in shown]
+        first_ns, training_ns, decode_ns, training_2, decode_2 = figures
         print(
-            f"{rate:6g} {np.median(times[False]):8.2f} {np.median(later):8.2f} "
-            f"{max(later):8.2f} {np.median(decoding):8.2f} "
-            f"{np.sum(errors[True]) / np.sum(errors[False]):8.3f}"
+            f"{rate:6g} {first_ns:8.2f} {training_ns:8.2f} {decode_ns:8.2f} "
+            f"{training_2:10.2f} {decode_2:8.2f}"
         )
+    _core.set_thread_count(1)
 
 
 def basis_speeds(path: Path) -> None:
