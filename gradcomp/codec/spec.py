@@ -112,6 +112,11 @@ class Spec:
         now = self.at(step, epoch)
         return now if not self.by_steps or now == self.at(END, epoch) else None
 
+    @property
+    def short(self) -> str:
+        """The shortest text of this spec: without parameters that have their defaults."""
+        return _short(self.canonical)
+
     def __str__(self) -> str:
         return self.canonical
 
@@ -162,6 +167,39 @@ def parse(spec: str) -> Spec:
         TypeError: ``spec`` is not a string.
     """
     return _parse(checked_text(spec))
+
+
+@lru_cache(maxsize=1024)
+def _short(canonical: str) -> str:
+    stages = [(stage.name, _arguments(stage.text)) for stage in parse(canonical).stages]
+
+    def text() -> str:
+        return "|".join(
+            name + (f"({','.join(arguments)})" if arguments else "") for name, arguments in stages
+        )
+
+    for _, arguments in stages:
+        for place in reversed(range(len(arguments))):
+            left_out = arguments.pop(place)
+            try:
+                same = parse(text()).canonical == canonical
+            except SpecError:
+                same = False
+            if not same:
+                arguments.insert(place, left_out)
+    return text()
+
+
+def _arguments(stage: str) -> list[str]:
+    """The arguments of a stage's canonical text, such as ``k=v``; values may have parentheses."""
+    arguments, depth = [""], 0
+    for character in stage.partition("(")[2].removesuffix(")"):
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            arguments.append("")
+        else:
+            arguments[-1] += character
+    return arguments if arguments != [""] else []
 
 
 def checked_text(spec: str) -> str:

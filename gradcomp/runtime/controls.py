@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gradcomp.runtime.pipeline import Pipeline
 
 __all__ = ["Controls"]
+
+_log = logging.getLogger(__name__)
 
 
 class Controls(Checkpointed):
@@ -118,4 +120,4 @@ class Controls(Checkpointed):
     def _report(self, decisions: Sequence[Decision]) -> None:
         if self.pipeline.rank == 0:
             for decision in decisions:
-                print(f"gradcomp: policy auto: {decision}", file=sys.stderr, flush=True)
+                _log.info("gradcomp: policy auto: %s", decision)

@@ -15,6 +15,7 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.select import link_remedy
+from gradcomp.messages import show_messages
 from gradcomp.runtime.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Coverage:
             result.tensors += 1
             result.elements += tensor.key.numel
             if not isinstance(tensor.aggregator, Dense | DenseMomentum):
-                spec = str(tensor.phase.use)
+                spec = tensor.phase.use.short
                 result.specs[spec] += 1
                 if tensor.aggregator.start_step:
                     result.waits[spec] = tensor.aggregator.start_step
@@ -100,7 +101,7 @@ class Coverage:
 def _reason(config: Config, name: str, resolved: Resolved) -> str:
     """Why a tensor is not compressed."""
     if resolved.phase.use.canonical != resolved.spec.canonical:
-        return f"their shape, which '{resolved.phase.use}' does not take"
+        return f"their shape, which '{resolved.phase.use.short}' does not take"
     return config.resolve(name, resolved.key.shape).rule
 
 
@@ -122,6 +123,9 @@ class StartReport:
         self._before: tuple[int, float, float] | None = None  # numbers before the step to report on
         self._may_change = True
         self._waits = 0  # the step before which nothing is compressed
+        show_messages()
+        if pipeline.rank == 0 and pipeline.world_size > 1:
+            pipeline.stats.log_at_end(self)
 
     def begin(self, resolved: Mapping[str, Resolved]) -> None:
         """Report on the tensors of the model, before the first gradient; empty if unknown."""
@@ -140,6 +144,12 @@ class StartReport:
             coverage = Coverage.of(self._pipeline.config, resolved)
             level = logging.WARNING if coverage.surprising else logging.INFO
             _log.log(level, "gradcomp: %s", coverage)
+            for name, tensor in resolved.items():
+                shape, rule = (
+                    tensor.key.shape,
+                    self._pipeline.config.resolve(name, tensor.key.shape).rule,
+                )
+                _log.debug("gradcomp: %s %s: '%s' by %s", name, shape, tensor.phase.use.short, rule)
             shapes = {name: tensor.key.shape for name, tensor in resolved.items()}
             for text in idle_rules(self._pipeline.config, shapes):
                 _log.warning("gradcomp: %s", text)
@@ -197,7 +207,7 @@ class StartReport:
     def begin_step(self, resolved: Mapping[str, Resolved]) -> None:
         """Look at the decisions of a step; see `end_step`."""
         pipeline, stats = self._pipeline, self._pipeline.stats
-        if self._silent or stats.ranks == 1 or not self._compresses or pipeline.policy.measured:
+        if self._silent or stats.ranks == 1 or not self._compresses or not pipeline.policy.idle:
             return
         if self._specs is not None and not self._may_change:
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
-import logging
 import os
 import runpy
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 from gradcomp.config.preset import AUTO
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import GradcompError
+from gradcomp.messages import show_messages
 from gradcomp.runtime.outer.options import OuterOptions
 
 __all__ = ["Patch", "Unedited", "run_unedited"]
@@ -52,7 +52,7 @@ class Unedited:
 
     def apply(self, patches: Mapping[str, Patch]) -> None:
         """Call each patch with the module of its name, now or once the script has imported it."""
-        _show_messages()
+        show_messages(always=True)
         for name, patch in patches.items():
             _after_import(name, functools.partial(_call, patch, self))
 
@@ -142,16 +142,6 @@ def run_unedited(
     if end is not None:
         raise end
     return 0
-
-
-def _show_messages() -> None:
-    """Show messages of gradcomp on stderr, information included, whatever logging the script sets up."""
-    logger = logging.getLogger("gradcomp")
-    if logger.handlers:
-        return
-    logger.addHandler(logging.StreamHandler())
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
 
 
 def _parse(argv: Sequence[str], package: str, compressed: str, outer: bool) -> argparse.Namespace:

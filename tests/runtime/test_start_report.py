@@ -35,7 +35,7 @@ def test_each_reason_is_counted() -> None:
     }
     assert not result.surprising, "a rule asks for most of it"
     assert str(result) == (
-        "1 of 4 tensors are compressed, 4,096 of 14,260 elements: 1 by 'topk(ratio=0.01,values=fp32)'; "
+        "1 of 4 tensors are compressed, 4,096 of 14,260 elements: 1 by 'topk(ratio=0.01)'; "
         "uncompressed: 1 by default rule: ndim <= 1, 1 by default rule: numel < 4096, 1 by compress.rules[0]"
     )
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import time
+import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
 from gradcomp.exchange.waiting import Waiting
@@ -15,6 +20,16 @@ __all__ = ["RECENT", "Stats"]
 
 RECENT = 20
 """Number of steps of `Stats.recent_ratio`."""
+
+
+_FEWEST = 10
+"""Steps from which a job is worth a message at its end."""
+
+_log = logging.getLogger(__name__)
+
+
+def _fewer(ratio: float) -> str:
+    return f"{ratio:.1f} times fewer than" if ratio > 1 else f"{1 / ratio:.1f} times as many as"
 
 
 @dataclass
@@ -51,10 +66,23 @@ class Stats:
     _ends: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=RECENT), init=False, repr=False, compare=False
     )
+    _times: tuple[float, float] | None = field(default=None, init=False, repr=False, compare=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def log_at_end(self, owner: object) -> None:
+        """Log the text of these statistics once: when ``owner`` is freed, or when the process ends."""
+        weakref.finalize(owner, self._log_end, os.getpid())
+
+    def _log_end(self, process: int) -> None:
+        # Scripts may make a compression for a single average.
+        if self.steps >= _FEWEST and self._times and os.getpid() == process:
+            first, last = self._times
+            _log.info("gradcomp: %s; from the first to the last step %.1f s", self, last - first)
 
     def begin_step(self) -> None:
         """Begin a step: `recent_ratio` is of the steps before it."""
+        now = time.monotonic()
+        self._times = (self._times[0] if self._times else now, now)
         if self.profile is not None:
             self.profile.begin_step()
         self._ends.append((self.dense_bytes, self.total_bytes))
@@ -144,6 +172,37 @@ class Stats:
         if sent_now == sent:
             return self.ratio
         return (dense_now - dense) * self.inner_steps / (sent_now - sent)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers of the job so far, by names that stay: for logs and for files.
+
+        ``steps``, ``ranks``; ``sent_bytes`` (by kind of request), ``total_bytes``, ``bytes_per_step`` and
+        ``dense_bytes``; ``ratio``, ``recent_ratio``; ``link_bytes``, ``dense_link_bytes``, ``link_ratio``;
+        ``waiting`` (by spec).
+        """
+        names = (
+            "steps",
+            "ranks",
+            "total_bytes",
+            "bytes_per_step",
+            "dense_bytes",
+            "ratio",
+            "recent_ratio",
+            "link_bytes",
+            "dense_link_bytes",
+            "link_ratio",
+            "waiting",
+        )
+        return {"sent_bytes": dict(self.sent_bytes)} | {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        steps = self.steps * self.inner_steps
+        passed = self.link_bytes / steps if steps else 0.0
+        return (
+            f"{steps:,} steps on {self.ranks} ranks: this rank sent {self.bytes_per_step:,.0f} bytes in a step, "
+            f"{_fewer(self.ratio)} uncompressed gradients; {passed:,.0f} passed its link, {_fewer(self.link_ratio)} "
+            f"{'reduce-scatters' if self.scatters else 'ring all-reduces'} of them"
+        )
 
     @property
     def link_ratio(self) -> float:

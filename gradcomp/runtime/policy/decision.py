@@ -66,7 +66,7 @@ class PolicyGroup(NamedTuple):
 
     def __str__(self) -> str:
         low, high = self.numels[0], self.numels[-1]
-        return f"'{self.spec}' on tensors of {low} to {high} elements"
+        return f"'{parse(self.spec).short}' on tensors of {low} to {high} elements"
 
 
 @dataclass(frozen=True)

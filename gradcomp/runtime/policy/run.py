@@ -43,6 +43,11 @@ class PolicyRun:
         return () if self._policy is None else self._policy.measured
 
     @property
+    def idle(self) -> bool:
+        """Whether no exchange and no step is being measured."""
+        return self._policy is None or self._policy.idle
+
+    @property
     def decisions(self) -> tuple[Decision, ...]:
         """The present decisions, one for each group."""
         return () if self._policy is None else tuple(self._policy.decisions.values())
@@ -72,7 +77,7 @@ class PolicyRun:
             self._forget()
         decisions = self.decisions
         if before and not decisions and self._logs:
-            _log.info("policy auto: measuring again")
+            _log.info("gradcomp: policy auto: measuring again")
         return tuple(decision for decision in decisions if decision.group not in before)
 
     def record(self, group: PolicyGroup, seconds: float) -> None:
