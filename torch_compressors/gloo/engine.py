@@ -95,6 +95,7 @@ class GlooEngine:
                 limit,
                 len(self._ranks),
                 self.answered,
+                self.lent.messages,
             )
             for name, group in groups.items()
         }

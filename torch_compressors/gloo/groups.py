@@ -28,11 +28,13 @@ class LentGroups(Generic[_Name]):
     Attributes:
         groups: those that this rank is in.
         on_devices: groups of all ranks for memory of devices, by their backends.
+        messages: those that have not arrived: see `torch_compressors.gloo.messages.GroupMessages`.
     """
 
     def __init__(self, groups: Mapping[_Name, dist.ProcessGroup]) -> None:
         self.groups = groups
         self.on_devices: dict[str, dist.ProcessGroup] = {}
+        self.messages: set[object] = set()
         self._under_way = 0
         self._counting = threading.Lock()  # gossip makes requests on several threads
         self._free = False

@@ -38,7 +38,7 @@ _MARK_BYTES = 8
 _BEGINNING, _REST, NEVER_SENT = 0, 1, 2
 
 
-@dataclass
+@dataclass(eq=False)
 class _Message:
     """Requests that travel together.
 
@@ -94,6 +94,8 @@ class GroupMessages:
         limit: largest part of one rank, in bytes; a broadcast may have as much for each rank of the job.
         of_job: number of the job's ranks.
         answered: of requests and the awaited rank: a context that names lost ranks.
+        under_way: holds the messages that have not arrived. The owner of ``group`` keeps it as long as the group: while
+            data waits for a buffer that is gone, Gloo's thread polls the connection without a pause.
     """
 
     def __init__(
@@ -103,12 +105,14 @@ class GroupMessages:
         limit: int,
         of_job: int,
         answered: Callable[[str, int], AbstractContextManager[None]],
+        under_way: set[object],
     ) -> None:
         self._group = group
         self._ranks = ranks
         self._limit = limit
         self._of_job = of_job
         self._answered_by = answered
+        self._under_way = under_way
         self._count = 0
         self._waiting = _Message()
         self._buffer_sizes: dict[tuple[str, int, int], int] = {}
@@ -155,6 +159,7 @@ class GroupMessages:
         message.mark = self._next_mark(message)
         alike = not any(isinstance(request, AllToAll) for request in message.requests)
         data = None
+        self._under_way.add(message)
         for peer in range(size):
             if peer == rank:
                 continue
@@ -192,6 +197,7 @@ class GroupMessages:
                 work.wait()
         message.buffers.clear()
         message.sending.clear()
+        self._under_way.discard(message)
         return [
             np.concatenate(of_ranks) if isinstance(request, Broadcast) else of_ranks
             for request, of_ranks in zip(message.requests, replies, strict=True)

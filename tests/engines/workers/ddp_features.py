@@ -4,6 +4,7 @@ those of an eager model, to the last bit."""
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 from contextlib import nullcontext
 from functools import cache
@@ -423,6 +424,11 @@ def groups_of_a_step_that_has_failed_are_not_used_again() -> None:
     assert not group.free
     again, _ = ddp_hook(SPEC, model)
     assert again._gloo.lent is not group
+    # Nobody takes the message of rank 0, and Gloo's thread does not poll for that.
+    hvd.barrier()
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
 
 
 # The last case: such a model changes Dynamo's rules for all others of the process.
