@@ -1,5 +1,6 @@
 """The trainer's parts that need no second rank: settings, data, models, metrics, traffic."""
 
+import gzip
 import itertools
 import pickle
 import random
@@ -32,11 +33,12 @@ from training.tasks.catalog import task_of
 from training.tasks.data import (
     load_cifar10,
     load_digits_images,
+    load_fashion_mnist,
     steps_per_epoch,
     train_batches,
 )
-from training.tasks.models import ResNet20, digits_cnn, digits_mlp, digits_vgg
-from training.tasks.text import PIECE, Text, TextPieces, load_python_topics, load_text
+from training.tasks.models import ResNet20, digits_cnn, digits_mlp, digits_vgg, fashion_cnn
+from training.tasks.text import PIECE, Text, TextPieces, load_kjv, load_python_topics, load_text
 from training.traffic import tcp_bytes_sent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -359,6 +361,68 @@ def test_bad_cifar10_file_is_refused(tmp_path, content, capsys):
     assert "stranger" not in capsys.readouterr().out
 
 
+def write_fashion(folder, train=6, test=4):
+    rng = np.random.default_rng(0)
+    for part, count in (("train", train), ("t10k", test)):
+        pixels = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        head = np.array([0x0803, count, 28, 28], ">u4").tobytes()
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(
+            gzip.compress(head + pixels.tobytes())
+        )
+        labels = np.array([0x0801, count], ">u4").tobytes() + bytes(range(count))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+
+
+def test_fashion_mnist_is_read_and_normalised(tmp_path):
+    write_fashion(tmp_path)
+    dataset = load_fashion_mnist(tmp_path)
+    assert (dataset.classes, dataset.train_samples) == (10, 6)
+    batch = dataset.train_batch(np.arange(6), np.random.default_rng(0))
+    assert batch.inputs.shape == (6, 1, 28, 28)
+    assert batch.classes.tolist() == [0, 1, 2, 3, 4, 5]
+    assert float(batch.inputs.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(batch.inputs.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    (test,) = dataset.test_batches(0, 1)
+    first = np.random.default_rng(0).integers(0, 256, (6, 28, 28), np.uint8)[0, 0, 0]
+    assert dataset.train_images[0, 0, 0, 0] == first
+    assert test.classes.tolist() == [0, 1, 2, 3]
+
+
+def test_missing_fashion_mnist_names_folder_and_package(tmp_path):
+    write_fashion(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(ConfigError) as error:
+        load_fashion_mnist(tmp_path)
+    assert f"{tmp_path} has no t10k-labels-idx1-ubyte.gz; run apt-get install " in str(error.value)
+    assert "dataset-fashion-mnist" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not gzip",
+        gzip.compress(b""),
+        gzip.compress(b"abc"),
+        gzip.compress(np.array([0x0803, 6], ">u4").tobytes() + bytes(6)),
+        gzip.compress(np.array([0x0801, 7], ">u4").tobytes() + bytes(6)),
+        gzip.compress(np.array([0x0801, 6], ">u4").tobytes() + bytes(6))[:-9],
+    ],
+)
+def test_damaged_fashion_mnist_is_named(tmp_path, content):
+    write_fashion(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"train-labels-idx1-ubyte.gz is damaged .*--reinstall"):
+        load_fashion_mnist(tmp_path)
+
+
+@pytest.mark.parametrize(("train", "test"), [(6, 11), (11, 4)])
+def test_fashion_mnist_has_ten_classes(tmp_path, train, test):
+    write_fashion(tmp_path, train, test)
+    with pytest.raises(ConfigError, match=r"11 images with 11 labels of at most 10; expected"):
+        load_fashion_mnist(tmp_path)
+
+
 # ----------------------------------------------------------------------- text
 
 
@@ -410,6 +474,67 @@ def test_bad_text_file_is_named(tmp_path, content, message):
         load_text(tmp_path / "text")
 
 
+def test_the_tail_of_a_text_is_for_the_test():
+    letters = "".join(np.random.default_rng(0).choice(list("abcdef"), 40 * PIECE + 10))
+    text = Text.of(letters)
+    tail = 7 * PIECE + 3
+    pieces = TextPieces(text, tail)
+    everything = pieces.train_batch(np.arange(pieces.train_samples), np.random.default_rng(0))
+    train = text_of([everything], text.vocabulary)
+    assert train == [letters[i * PIECE : (i + 1) * PIECE + 1] for i in range(33)]
+    assert len(letters) - tail >= 33 * PIECE + 1
+    test = text_of(pieces.test_batches(0, 1, size=3), text.vocabulary)
+    assert test == [letters[i * PIECE : (i + 1) * PIECE + 1] for i in range(33, 40)]
+
+
+def pretend_bible(folder, verses, code=0):
+    command = folder / "bible"
+    command.write_text(
+        f"#!/bin/sh\n[ \"$*\" = '-f Gen1:1-Rev22:21' ] || exit 9\n"
+        f"/bin/cat <<'END'\n{verses}\nEND\n[ {code} = 0 ] || echo broken >&2\nexit {code}\n"
+    )
+    command.chmod(0o755)
+
+
+def test_the_king_james_bible_is_split_before_revelation(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    letter = [f"God is light, {i}:1 and the life." for i in range(20)]
+    last = [f"And he that sat was to look upon like a jasper {i}" for i in range(9)]
+    verses = ["Ge1:1 In the beginning (God)"]
+    verses += [f"1Joh1:{i} {verse}" for i, verse in enumerate(letter)]
+    verses += [f"Rev22:{i} {verse}" for i, verse in enumerate(last)]
+    pretend_bible(tmp_path, "\n".join(verses))
+    pieces = load_kjv()
+    whole = "\n".join(["In the beginning (God)", *letter, *last, ""])
+    before = whole.index("And he that sat")
+    first = (before - 1) // PIECE
+    assert (pieces.train_samples, pieces.classes) == (first, len(set(whole)))
+    expected = [
+        whole[i * PIECE : (i + 1) * PIECE + 1] for i in range(first, (len(whole) - 1) // PIECE)
+    ]
+    assert text_of(pieces.test_batches(0, 1), sorted(set(whole))) == expected
+
+
+@pytest.mark.parametrize(
+    ("verses", "code", "message"),
+    [
+        ("", 0, "printed 0 verses and ended with 0: no error"),
+        ("Ge1:1 In the beginning", 3, "printed 1 verses and ended with 3: broken"),
+    ],
+)
+def test_a_broken_bible_is_named(tmp_path, monkeypatch, verses, code, message):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    pretend_bible(tmp_path, verses, code)
+    with pytest.raises(ConfigError, match=f"{message}; .* apt-get install bible-kjv --reinstall"):
+        load_kjv()
+
+
+def test_a_missing_bible_names_path_and_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"no command bible in {tmp_path}; .* install bible-kjv"):
+        load_kjv()
+
+
 def test_the_transformer_fits_its_text(tmp_path):
     (tmp_path / "text").write_text("abcd" * 100)
     task = task_of(settings_of(task="char-transformer", text_file=str(tmp_path / "text")))
@@ -432,6 +557,7 @@ def test_the_transformer_fits_its_text(tmp_path):
         (digits_mlp, (1, 8, 8), 301_066),
         (digits_cnn, (1, 8, 8), 151_306),
         (digits_vgg, (1, 8, 8), 1_677_834),
+        (fashion_cnn, (1, 28, 28), 421_642),
         (ResNet20, (3, 32, 32), 269_722),
         (partial(ResNet20, channels=1), (1, 8, 8), 269_434),
     ],

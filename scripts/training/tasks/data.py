@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ __all__ = [
     "Images",
     "load_cifar10",
     "load_digits_images",
+    "load_fashion_mnist",
     "steps_per_epoch",
     "train_batches",
 ]
@@ -35,6 +38,15 @@ _DIGITS_TEST = 360
 _CIFAR_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 _CIFAR_STD = (0.2470, 0.2435, 0.2616)
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist puts its files."""
+
+_FASHION_FILES = {
+    f"{part}-{kind}-idx{dimensions}-ubyte.gz": dimensions
+    for part in ("train", "t10k")
+    for kind, dimensions in (("images", 3), ("labels", 1))
+}
 
 
 @dataclass(frozen=True)
@@ -185,6 +197,56 @@ def load_cifar10(folder: Path) -> Images:
         std=torch.tensor(_CIFAR_STD).view(3, 1, 1) * 255,
         crop_and_flip=True,
     )
+
+
+def load_fashion_mnist(folder: Path = FASHION_MNIST) -> Images:
+    """Fashion-MNIST (Xiao et al., 2017): 28x28 pixels, 60,000 images to train on, 10,000 for the test.
+
+    Batches are normalised with the mean and standard deviation of the training pixels. Raises
+    ConfigError naming the files that are missing or damaged.
+    """
+    remedy = "apt-get install dataset-fashion-mnist"
+    missing = [name for name in _FASHION_FILES if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(f"Fashion-MNIST: {folder} has no {', '.join(missing)}; run {remedy}")
+    arrays = []
+    for name, dimensions in _FASHION_FILES.items():
+        try:
+            arrays.append(_read_idx(folder / name, dimensions))
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise ConfigError(
+                f"Fashion-MNIST: {folder / name} is damaged ({error}); run {remedy} --reinstall"
+            ) from None
+    train_images, train_classes, test_images, test_classes = arrays
+    for images, classes in ((train_images, train_classes), (test_images, test_classes)):
+        if len(images) != len(classes) or classes.max(initial=0) > 9:
+            raise ConfigError(
+                f"Fashion-MNIST: {folder} has {len(images)} images with {len(classes)} labels of "
+                f"at most {classes.max(initial=0)}; expected a label in [0, 9] for each image: run "
+                f"{remedy} --reinstall"
+            )
+    pixels = train_images.astype(np.float32)
+    return Images(
+        train_images=torch.from_numpy(train_images).unsqueeze(1),
+        train_classes=torch.from_numpy(train_classes).long(),
+        test_images=torch.from_numpy(test_images).unsqueeze(1),
+        test_classes=torch.from_numpy(test_classes).long(),
+        mean=torch.tensor(pixels.mean()),
+        std=torch.tensor(pixels.std()),
+        crop_and_flip=False,
+    )
+
+
+def _read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Unsigned bytes in the IDX format: a magic number, each dimension's size, the bytes."""
+    with gzip.open(path) as file:
+        content = file.read()
+    head = 4 * (1 + dimensions)
+    magic, *shape = np.frombuffer(content[: len(content[:head]) // 4 * 4], ">u4").tolist()
+    if magic != 0x0800 + dimensions or len(shape) != dimensions:
+        raise ValueError(f"it does not begin as unsigned bytes of {dimensions} dimensions")
+    # A copy, as PyTorch warns about memory that cannot be written to.
+    return np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy()
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["CharLSTM", "CharTransformer", "ResNet20", "digits_cnn", "digits_mlp", "digits_vgg"]
+__all__ = [
+    "CharLSTM",
+    "CharTransformer",
+    "ResNet20",
+    "digits_cnn",
+    "digits_mlp",
+    "digits_vgg",
+    "fashion_cnn",
+]
 
 
 def digits_mlp(classes: int = 10) -> nn.Module:
@@ -58,6 +66,22 @@ def digits_vgg(classes: int = 10) -> nn.Module:
         nn.Linear(1024, 1024),
         nn.ReLU(),
         nn.Linear(1024, classes),
+    )
+
+
+def fashion_cnn(classes: int = 10) -> nn.Module:
+    """For 28x28 pixels: two convolutions and two linear layers, 421 642 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
     )
 
 

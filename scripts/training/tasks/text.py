@@ -1,7 +1,11 @@
-"""Text for models of characters: a file, or the help texts of Python."""
+"""Text for models of characters: a file, the help texts of Python, or the King James Bible."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,7 @@ from torch import Tensor
 from gradcomp.errors import ConfigError
 from training.tasks.data import Batch
 
-__all__ = ["PIECE", "Text", "TextPieces", "load_python_topics", "load_text"]
+__all__ = ["PIECE", "Text", "TextPieces", "load_kjv", "load_python_topics", "load_text"]
 
 PIECE = 64
 """Characters of a sample."""
@@ -59,14 +63,22 @@ class Text:
 class TextPieces:
     """A text cut into samples of PIECE characters each; the last samples are for the test.
 
-    The test has a tenth of the samples, at most 400.
+    Without ``test_characters`` the test has a tenth of the samples, at most 400.
     """
 
-    def __init__(self, text: Text) -> None:
-        """Cut ``text``, which must have at least two samples."""
+    def __init__(self, text: Text, test_characters: int | None = None) -> None:
+        """Cut ``text``, which must have at least two samples.
+
+        ``test_characters``: how many characters at the end no training sample has, from PIECE to
+        the text's length - PIECE - 1. The test begins with the piece that the first one is in.
+        """
         self._text = text
         samples = (len(text.characters) - 1) // PIECE
-        self._test_samples = min(_TEST_PIECES, max(1, samples // _TEST_SHARE))
+        if test_characters is None:
+            self._test_samples = min(_TEST_PIECES, max(1, samples // _TEST_SHARE))
+        else:
+            # The class of a sample's last place is the character after it.
+            self._test_samples = samples - (len(text.characters) - test_characters - 1) // PIECE
         self.train_samples = samples - self._test_samples
         self.classes = len(text.vocabulary)
 
@@ -88,6 +100,40 @@ def load_python_topics() -> Text:
     They come with every Python, and change a little with its version.
     """
     return Text.of("\n".join(topics[name] for name in sorted(topics)))
+
+
+def load_kjv() -> TextPieces:
+    """The King James Bible of Debian's package bible-kjv: 4.1 million characters, a verse a line.
+
+    Characters are those that the package's command ``bible`` prints, without the references before
+    verses. Revelation, the last of the 66 books, is for the test. Raises ConfigError if the command
+    is missing or fails.
+    """
+    remedy = "apt-get install bible-kjv"
+    if shutil.which("bible") is None:
+        raise ConfigError(
+            f"King James Bible: no command bible in {os.environ.get('PATH', '')}; run {remedy}, "
+            "which puts it into /usr/bin and its data into /usr/lib"
+        )
+    # -f: a verse a line, after its reference.
+    done = subprocess.run(
+        ["bible", "-f", "Gen1:1-Rev22:21"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="ascii",
+        errors="replace",
+        check=False,
+    )
+    verses = re.findall(r"^(\w+?)\d+:\d+ (.+)$", done.stdout, re.MULTILINE)
+    before = "".join(f"{verse}\n" for book, verse in verses if book != "Rev")
+    last = "".join(f"{verse}\n" for book, verse in verses if book == "Rev")
+    if done.returncode or min(len(before), len(last)) <= 2 * PIECE:
+        raise ConfigError(
+            f"King James Bible: the command bible printed {len(verses)} verses and ended with "
+            f"{done.returncode}: {done.stderr.strip() or 'no error'}; expected Genesis to "
+            f"Revelation: run {remedy} --reinstall"
+        )
+    return TextPieces(Text.of(before + last), len(last))
 
 
 def load_text(path: Path) -> Text:
