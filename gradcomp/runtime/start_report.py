@@ -144,7 +144,7 @@ class StartReport:
             coverage = Coverage.of(self._pipeline.config, resolved)
             level = logging.WARNING if coverage.surprising else logging.INFO
             _log.log(level, "gradcomp: %s", coverage)
-            for name, tensor in resolved.items():
+            for name, tensor in resolved.items() if _log.isEnabledFor(logging.DEBUG) else ():
                 shape, rule = (
                     tensor.key.shape,
                     self._pipeline.config.resolve(name, tensor.key.shape).rule,

@@ -89,7 +89,8 @@ double SearchGoal::value(double bytes, double squared_error, bool zero) const {
   if (error <= 0) return bytes;
   double value = squared_error > 0 ? std::min(error / squared_error, kMostValue) : kMostValue;
   if (zero) value = std::min(value, 1.0);
-  if (least > 0) value = std::min(value, bytes / least);
+  // A search for an error stops further below its target than one for bytes may.
+  if (least > 0) value = std::min(value, bytes / (least * (1 + kErrorTolerance - kTolerance)));
   return std::max(value, bytes / most);
 }
 
@@ -246,7 +247,6 @@ Status BucketSearch::resume(Scratch& scratch) {
       one.choice.factor_step = short_float(static_cast<double>(step * one.carried.factor_step));
     }
     GRADCOMP_TRY(take_out(scratch));
-    step_ = step;
     step_ = find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
                       kSamplePasses, &slope_, [&](float at) { return sample_value(at); })
                 .step;

@@ -17,9 +17,6 @@ constexpr double kApart = 0.01;
 constexpr double kLeastSlope = 0.5;
 constexpr double kMostSlope = 8;
 
-// A value that misses the target by more than this is far from it.
-constexpr double kFar = 0.05;
-
 }  // namespace
 
 StepSearch find_step(double guess, double least, double target, double tolerance, int passes,
@@ -64,9 +61,9 @@ StepSearch find_step(double guess, double least, double target, double tolerance
       continue;
     }
     // Interpolates between the two logarithms. Every third time it takes the middle, as one of the
-    // bounds may stay far away while the other one comes nearer slowly.
+    // bounds may stay far away.
     const double part = portable_log2(low_value / target) / portable_log2(low_value / high_value);
-    const double within = pass % 3 == 2 && miss > kFar ? 0.5 : std::min(std::max(part, 0.05), 0.95);
+    const double within = pass % 3 == 2 ? 0.5 : std::min(std::max(part, 0.05), 0.95);
     step = low * portable_exp2(within * portable_log2(high / low));
   }
   return {static_cast<float>(best), best_value, static_cast<float>(low)};
