@@ -36,6 +36,9 @@ class Contender:
 
 _DGC = "dgc(ratio=0.001,warmup_epochs=0,momentum=0.9)"
 
+_PRESET = "residual|adaptive(rate=1) policy=auto"
+"""The preset after its first 100 steps, which send more bits."""
+
 CONTENDERS = (
     Contender("Horovod alone", "horovod", "alone"),
     Contender("Horovod", "horovod", "none"),
@@ -57,6 +60,7 @@ CONTENDERS = (
     Contender(
         "auto of top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=56
     ),
+    Contender("preset", "horovod", "ours", _PRESET, warmup=56),
     Contender("MPI alone", "mpi", "alone"),
     Contender("MPI", "mpi", "none"),
     Contender("MPI fp16", "mpi", "fp16"),
@@ -86,6 +90,7 @@ CONTENDERS = (
         "DDP PowerSGD 4",
     ),
     Contender("DDP with our DGC 0.1%", "torch", "ours", _DGC),
+    Contender("DDP with our preset", "torch", "ours", _PRESET, warmup=56),
     Contender("plain top-k 0.1%", "torch", "topk", "0.001"),
     Contender(
         "DDP with our top-k 0.1%", "torch", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"

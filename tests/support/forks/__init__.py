@@ -1,8 +1,8 @@
 """Python processes as forks of one that has imported the large frameworks.
 
-A process of PyTorch imports for 2.6 s, one of TensorFlow for 5 s, and a job has many. Ranks, which import the project's
-code and the engines themselves, begin after the frameworks' imports; in scripts/test full they are processes of their
-own from the beginning.
+A process of PyTorch imports for 2.6 s, one of TensorFlow for 5 s, scikit-learn takes 2 s more, and a job has many.
+Ranks, which import the project's code and the engines themselves, begin after these imports; in scripts/test full they
+are processes of their own from the beginning.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -24,10 +25,15 @@ from support.scope import FULL
 __all__ = ["TENSORFLOW", "TORCH", "python", "running_forks"]
 
 HERE = Path(__file__).parent
-TORCH = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run")
+_MORE = tuple(
+    name for name in ("pydantic", "sklearn.datasets") if find_spec(name.partition(".")[0])
+)
+"""Of the project's dependencies, those that take long. The extra ``dev`` has no scikit-learn."""
+
+TORCH = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", *_MORE)
 """What jobs of PyTorch import for long; an optimizer's first step imports torch._dynamo."""
 
-TENSORFLOW = ("tensorflow", "keras")
+TENSORFLOW = ("tensorflow", "keras", *_MORE)
 """What jobs of TensorFlow import for long."""
 
 _servers: list[subprocess.Popen[bytes]] = []
