@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gradcomp.runtime.state.state_file import unpack_state
+from support.forks import TENSORFLOW, TORCH
 from support.scope import FULL, by_scope
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +38,9 @@ def arguments(*parts, output, settings=()):
     return [*CNN, *parts, *sets, "--output", str(output)]
 
 
-def start(ranks, args, program=(SCRIPT,), launcher="gloo"):
-    return launch.start([*program, *args], ranks, launcher if ranks else None, cwd=ROOT)
+def start(ranks, args, program=(SCRIPT,), launcher="gloo", imported=TORCH):
+    command = [*program, *args]
+    return launch.start(command, ranks, launcher if ranks else None, cwd=ROOT, imported=imported)
 
 
 def finish(job):
@@ -47,8 +49,8 @@ def finish(job):
     return finished.status, finished.output
 
 
-def train(ranks, args):
-    status, output = finish(start(ranks, args))
+def train(ranks, args, imported=TORCH):
+    status, output = finish(start(ranks, args, imported=imported))
     assert status == 0, output
     return output
 
@@ -252,9 +254,11 @@ def test_tensorflow(tmp_path):
     args = ["--framework", "tensorflow", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
     settings = ["train.schedule=constant", "train.epochs=2", "train.weight_decay=0.0001"]
     straight, twice = tmp_path / "straight", tmp_path / "twice"
-    train(2, arguments(*args, output=straight, settings=settings))
+    both = (*TORCH, *TENSORFLOW)
+    train(2, arguments(*args, output=straight, settings=settings), both)
     copy_checkpoint(22, straight, twice)
-    text = train(by_scope(0, 2), arguments(*args, "--resume", output=twice, settings=settings))
+    resume = arguments(*args, "--resume", output=twice, settings=settings)
+    text = train(by_scope(0, 2), resume, both)
     assert "step-000000000022: step 22" in text
     assert summary(twice)["final_accuracy"] > 0.5
     result = summary(straight)
