@@ -227,17 +227,20 @@ GRADCOMP_LEVEL inline void outer_packed(const float* p, std::size_t p_stride, co
   static_assert(kPackedRows % GRADCOMP_BLOCK == 0, "whole blocks");
   float x[kPackedMost * kPackedRows];
   float y[kPackedMost * kTile];
+  // Vectors with other distances than large powers of two stay in the cache where they are.
+  const bool copied = q_stride % 256 == 0;
   for (std::size_t c = 0; c < rank; ++c) {
     std::memcpy(x + c * kPackedRows, p + c * p_stride, sizeof(float) * kPackedRows);
   }
   std::size_t j = 0;
   for (; j + kTile <= cols; j += kTile) {
-    for (std::size_t c = 0; c < rank; ++c) {
+    for (std::size_t c = 0; copied && c < rank; ++c) {
       std::memcpy(y + c * kTile, q + c * q_stride + j, sizeof(float) * kTile);
     }
     for (std::size_t r = 0; r < kPackedRows; r += GRADCOMP_BLOCK) {
-      outer_tile<GRADCOMP_BLOCK, GRADCOMP_VECTORS, kUncached>(x + r, kPackedRows, y, kTile, rank,
-                                                              out, at + r * ld + j, ld);
+      outer_tile<GRADCOMP_BLOCK, GRADCOMP_VECTORS, kUncached>(
+          x + r, kPackedRows, copied ? y : q + j, copied ? kTile : q_stride, rank, out,
+          at + r * ld + j, ld);
     }
   }
   for (std::size_t r = 0; r < kPackedRows; r += GRADCOMP_BLOCK) {

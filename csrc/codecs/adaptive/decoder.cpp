@@ -102,9 +102,11 @@ std::vector<float> factor_values(const Factor& factor, const LevelMatrix& high) 
   std::vector<std::int32_t> levels(high.levels, high.levels + high.size());
   for (const Escape& escape : high.escapes) levels[escape.at] = escape.level;
   std::vector<float> values(levels.size());
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::size_t k = i / factor.size;
-    values[i] = factor_value(levels[i], factor.low[i], factor.shift[k], factor.step[k]);
+  for (std::size_t k = 0; k < factor.rank; ++k) {
+    const std::size_t begin = k * factor.size;
+    for (std::size_t i = begin; i < begin + factor.size; ++i) {
+      values[i] = factor_value(levels[i], factor.low[i], factor.shift[k], factor.step[k]);
+    }
   }
   return values;
 }

@@ -31,13 +31,27 @@ std::uint64_t zero_bytes(std::uint64_t eight) { return (eight - kOnes) & ~eight 
 template <typename OfEight, typename OfByte, typename Fn>
 void for_marked(const std::uint8_t* bytes, std::size_t n, const OfEight& of_eight,
                 const OfByte& of_byte, const Fn& fn) {
+  constexpr std::size_t kWord = 8;
+  constexpr std::size_t kBlock = 8 * kWord;
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
+  while (i + kWord <= n) {
+    // Few blocks have a mark, and the compiler looks for it in vectors.
+    if (i % kBlock == 0 && i + kBlock <= n) {
+      std::uint64_t any = 0;
+      for (std::size_t w = 0; w < kBlock; w += kWord) {
+        any |= of_eight(load<std::uint64_t>(bytes + i + w));
+      }
+      if (any == 0) {
+        i += kBlock;
+        continue;
+      }
+    }
     std::uint64_t marked = of_eight(load<std::uint64_t>(bytes + i));
     for (; marked != 0; marked &= marked - 1) {
       const std::size_t at = i + static_cast<std::size_t>(__builtin_ctzll(marked)) / 8;
       if (of_byte(bytes[at])) fn(at);
     }
+    i += kWord;
   }
   for (; i < n; ++i) {
     if (of_byte(bytes[i])) fn(i);
