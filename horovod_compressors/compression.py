@@ -119,6 +119,16 @@ def _problem(name: str) -> str:
     return "it is not a codec or an algorithm alone"
 
 
+def _casts(config: Config) -> bool:
+    """Whether tensors of the default are added as float16 in every step, as by the stock ``fp16``."""
+    default, *_ = config.compress.resolutions
+    return all(
+        [stage.name for stage in phase.use.stages] == ["fp16"]
+        and (phase.exchange or default.exchange) in ("auto", "reduce")
+        for phase in default.schedule.phases
+    )
+
+
 class _Codecs(ABCMeta):
     """Gives a class of compressions one constructor per registered codec and algorithm."""
 
@@ -264,6 +274,14 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def _life(self) -> object:
         """A value that changes with each ``hvd.init()`` of an elastic job; None in other jobs."""
         return None
+
+    @cached_property
+    def _default_rules_by_hand(self) -> bool:
+        """Whether small tensors of calls by hand, which have no name, travel uncompressed.
+
+        The stock ``Compression.fp16`` takes tensors of any size.
+        """
+        return not _casts(self.config)
 
     def _compared_options(self) -> str:
         """Options that must be equal on all ranks; see `agreement_line`."""

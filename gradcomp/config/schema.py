@@ -291,18 +291,17 @@ class Config(StrictModel):
         """The spec for the tensor ``name`` of ``shape`` in the first step."""
         return self.resolve(name, shape).spec
 
-    def resolve(self, name: str, shape: tuple[int, ...]) -> Resolution:
+    def resolve(self, name: str, shape: tuple[int, ...], default_rules: bool = True) -> Resolution:
         """Schedule and exchange of the tensor ``name`` of ``shape``, and the rule that chose them.
 
-        A tensor without a name ("") is no parameter, but an argument of a call by hand: with ``fp16`` no
-        default rule takes it, however small.
+        Args:
+            default_rules: whether default rules take small tensors; otherwise ``default`` takes them.
         """
         default, *written = self.compress.resolutions
         for resolution, rule in zip(written, self.compress.rules, strict=True):
             if rule.match.matches(name, shape):
                 return resolution
-        small = DEFAULT_RULES if name or not _casts(default) else {}
-        for label, match in small.items():
+        for label, match in DEFAULT_RULES.items() if default_rules else ():
             if match.matches(name, shape):
                 return Resolution(f"default rule: {label}", SpecSchedule.of(self.compress.small))
         return default
@@ -427,15 +426,6 @@ class Config(StrictModel):
             **({"plugins": plugins} if plugins else {}),
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
-
-
-def _casts(resolution: Resolution) -> bool:
-    """Whether engines add elements that are rounded to float16, in every step."""
-    return all(
-        [stage.name for stage in phase.use.stages] == ["fp16"]
-        and (phase.exchange or resolution.exchange) in ("auto", "reduce")
-        for phase in resolution.schedule.phases
-    )
 
 
 def _digest(schedule: SpecSchedule) -> str | list[dict[str, object]]:

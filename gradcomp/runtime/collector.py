@@ -164,14 +164,17 @@ class Collector:
             self._pipeline.comparison.check(self._driver.reply(handle))
         self._replicas.settle()
 
-    def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
+    def resolve(self, name: str, shape: tuple[int, ...], default_rules: bool = True) -> Resolved:
         """The decision about a gradient of this step: resolved once, when the step began.
 
         A tensor that is not among the collector's, or has another shape, is resolved now.
+
+        Args:
+            default_rules: see `Config.resolve`; of a tensor that is resolved now.
         """
         resolved = self._resolved.get(name)
         if resolved is None or resolved.key.shape != shape:
-            resolved = self._pipeline.resolve(name, shape)
+            resolved = self._pipeline.resolve(name, shape, default_rules)
             self._report.unlisted(resolved)
         return resolved
 

@@ -205,15 +205,15 @@ class Pipeline:
             check_sends_nan(self.config)
         self._state.set_loss_scale(scale)
 
-    def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
-        """The decision about a tensor for its next round. Tensors of equal specs share aggregators.
+    def resolve(self, name: str, shape: tuple[int, ...], default_rules: bool = True) -> Resolved:
+        """The decision about a tensor for its next round; see `Resolver.resolve`.
 
-        A tensor of a shape that its spec's algorithm does not take travels dense.
+        Tensors of equal specs share aggregators. A shape that a spec's algorithm does not take travels dense.
 
         Raises:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
-        return self.resolver.resolve(name, shape, self._state.step(name))
+        return self.resolver.resolve(name, shape, self._state.step(name), default_rules)
 
     def resolve_all(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Resolved]:
         """`resolve` for each of several tensors, by name."""

@@ -107,8 +107,9 @@ class Resolver:
         self._context = context
         self._policy = policy
         self._epoch: int | None = None
-        self._rules: dict[tuple[str, tuple[int, ...]], Resolution] = {}
-        self._lasting: dict[tuple[str, tuple[int, ...]], Resolved] = {}
+        # By name, shape, and whether default rules hold.
+        self._rules: dict[tuple[str, tuple[int, ...], bool], Resolution] = {}
+        self._lasting: dict[tuple[str, tuple[int, ...], bool], Resolved] = {}
         # The last aggregator of each spec, exchange and averaging.
         self._aggregators: dict[tuple[str, str, Averaging], _CachedAggregator] = {}
         # By the spec's text without schedules, too: tensors at different steps alternate, and the
@@ -173,23 +174,27 @@ class Resolver:
             values["decisions of the policy"] = repr(decisions)
         return values
 
-    def resolve(self, name: str, shape: tuple[int, ...], step: int) -> Resolved:
+    def resolve(
+        self, name: str, shape: tuple[int, ...], step: int, default_rules: bool = True
+    ) -> Resolved:
         """The decision about a tensor.
 
         Args:
             step: number of earlier averages of the tensor.
+            default_rules: see `Config.resolve`.
 
         Raises:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
-        resolved = self._lasting.get((name, shape))
+        place = name, shape, default_rules
+        resolved = self._lasting.get(place)
         if resolved is None:
-            rule = self._rules.get((name, shape))
+            rule = self._rules.get(place)
             if rule is None:
-                rule = self._rules[name, shape] = self._config.resolve(name, shape)
+                rule = self._rules[place] = self._config.resolve(*place)
             resolved = self._resolve(rule, TensorKey(name, shape, math.prod(shape)), step)
             if resolved.lasting:
-                self._lasting[name, shape] = resolved
+                self._lasting[place] = resolved
         return resolved
 
     def on_device(self, resolved: Resolved, step: int, device: Device) -> bool:

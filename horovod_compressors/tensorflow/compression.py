@@ -276,7 +276,7 @@ class Compression(BaseCompression):
 
     def _compress_by_hand(self, tensor: Any) -> tuple[Any, Any]:
         """Compress a tensor without a variable, which only one all-reduce by Horovod can average."""
-        resolved = self.pipeline.resolve("", tuple(tensor.shape))
+        resolved = self.pipeline.resolve("", tuple(tensor.shape), self._default_rules_by_hand)
         if resolved.dense or tensor.dtype.is_complex:
             return tensor, None
         if not resolved.aggregator.linear:

@@ -260,7 +260,8 @@ class Compression(TensorControls, BaseCompression):
             self._begin_step()
             self._report(collector.begin_step())
         name = self._names.find(tensor) or ""
-        resolved = collector.resolve(name, tuple(tensor.shape))
+        default_rules = name != "" or self._default_rules_by_hand
+        resolved = collector.resolve(name, tuple(tensor.shape), default_rules)
         if tensor.requires_grad:  # the parameter itself, which op=Adasum compresses
             self._check_adasum(resolved)
         if not name and not resolved.aggregator.linear:

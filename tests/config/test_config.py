@@ -528,16 +528,8 @@ def test_a_shipped_file_replaces_another(write: Any) -> None:
     assert load_config([none, topk]) == load_config([topk])
 
 
-def test_a_tensor_without_a_name_is_of_a_call_by_hand() -> None:
-    """Default rules are for parameters; the stock `Compression.fp16` takes every tensor."""
-    for spec, exchange, small in (
-        ("fp16", "auto", "fp16(overflow=inf)"),
-        ("fp16", "gather", "identity"),
-        ("bf16", "auto", "identity"),
-        ("randomk(k=1)", "auto", "identity"),
-    ):
-        config = Config.from_mapping(
-            {"version": 1, "compress": {"default": spec, "exchange": exchange}}
-        )
-        assert str(config.spec_for("", (3,))) == small
-        assert str(config.spec_for("w", (3,))) == "identity"
+def test_default_rules_can_be_left_out(write: Any) -> None:
+    """Rules of the configuration hold."""
+    config = load_config(write(base=BASE))
+    assert config.resolve("norm.weight", (5000,), default_rules=False).rule == "compress.default"
+    assert config.resolve("norm.weight", (50,), default_rules=False).rule == "compress.rules[0]"

@@ -59,6 +59,13 @@ def test_small_tensors_travel_dense() -> None:
     assert pipeline.sends_dense(pipeline.resolve("w", (64, 64)))
 
 
+def test_default_rules_are_decided_for_each_call() -> None:
+    """Decisions are cached, with and without default rules."""
+    pipeline = Pipeline("fp16")
+    for default_rules, spec in ((True, "identity"), (False, "fp16(overflow=inf)")) * 2:
+        assert str(pipeline.resolve("", (64,), default_rules).spec) == spec
+
+
 def test_requests_follow_from_the_codec() -> None:
     grad = np.ones((64, 64), np.float32)
     request = next(Pipeline("identity").round("w", grad))

@@ -433,9 +433,11 @@ def fp16_in_the_place_of_the_stock_one() -> None:
     )
     check_equal(number, torch.tensor((1.0 + hvd.size()) / 2))
     few = torch.full((3,), 1 + 2**-20)
-    for spec in ("topk(k=1)", "randomk(k=1)"):  # default rules still take small tensors
-        average = hvd.allreduce(few, compression=Compression(spec), name=f"by hand.{spec}")
-        check_equal(average, few, spec)
+    # With others default rules still take small tensors.
+    others = ("topk(k=1)", "randomk(k=1)", "bf16", configured("fp16", exchange="gather"))
+    for number, config in enumerate(others):
+        average = hvd.allreduce(few, compression=Compression(config), name=f"by hand.{number}")
+        check_equal(average, few, str(config))
 
 
 @cases
