@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -16,7 +16,7 @@ from gradcomp.errors import ProtocolError
 from gradcomp.exchange.engine import Driver, came_twice
 from gradcomp.exchange.rounds import AllReduce, Broadcast, BucketRound, Ready, Request
 from gradcomp.runtime.agree.replicas import Parameters, ReplicaDigests
-from gradcomp.runtime.agree.step_check import call_text, check_step
+from gradcomp.runtime.agree.step_check import call_text, check_step, gradients_text
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.policy.decision import Decision, PolicyGroup
 from gradcomp.runtime.resolve import Resolved
@@ -92,8 +92,12 @@ class Collector:
         self._bucket_of = {name: names for names in self._buckets for name in names}
         self._places = {names: place for place, names in enumerate(self._buckets)}
 
-    def begin_step(self) -> tuple[Decision, ...]:
+    def begin_step(self, names: Collection[str] | None = None) -> tuple[Decision, ...]:
         """Begin a step, before any of its gradients is averaged; every rank must call it.
+
+        Args:
+            names: the tensors that have gradients, if they must be the same on all ranks, as for engines
+                that match gradients by their order; None otherwise.
 
         Returns:
             The new decisions of the policy ``auto``.
@@ -105,7 +109,7 @@ class Collector:
         pipeline.last_step.begin()
         pipeline.stats.begin_step()
         self._report.end_step()
-        self._begin_check()
+        self._begin_check(None if names is None else gradients_text(names, self._tensors))
         decisions: tuple[Decision, ...] = ()
         policy = pipeline.policy
         if policy.measures:
@@ -119,12 +123,12 @@ class Collector:
         self._report.begin_step(self._resolved)
         return decisions
 
-    def _begin_check(self) -> None:
+    def _begin_check(self, gradients: str | None) -> None:
         """Send this rank's text of the step; its state is compared before anything else is sent."""
         comparison = self._pipeline.comparison
         if not comparison.needed:
             return
-        text = comparison.text(self._replicas.take())
+        text = comparison.text(self._replicas.take(), gradients)
         self._pipeline.stats.count("check", text.nbytes)
         self._comparing = self._driver.post(Broadcast("step.check", text))
         if comparison.fresh or self._blocking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -98,12 +98,14 @@ class _Step(NamedTuple):
 
     Attributes:
         shapes: of all variables; see `VariableNames.shapes`.
+        names: of the variables with gradients.
         setters: take settings of the step.
         dense: gradients that Horovod averages.
         compressed: gradients that the graph's operations average, in the order of their averages.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
+    names: Collection[str]
     setters: Sequence[Callable[[float], None]]
     dense: Sequence[_Tensor]
     compressed: Sequence[_Tensor]
@@ -313,6 +315,8 @@ class Compression(BaseCompression):
         if not self._elastic:
             with tf.init_scope():
                 self._collector_of(shapes)
+        grads = zip(names, call.grads, strict=True)
+        used = frozenset(name for name, grad in grads if grad is not None)
         dense, compressed, inputs = [], [], []
         result: dict[int, Any] = {}
         for name, variable, grad in zip(names, call.variables, call.grads, strict=True):
@@ -340,7 +344,8 @@ class Compression(BaseCompression):
                 settings.append((self.set_lr, tf.cast(self._rate(), tf.float32)))
             if self._scale is not None:
                 settings.append((self.set_loss_scale, tf.cast(self._scale(), tf.float32)))
-            step = _Step(shapes, [setter for setter, _ in settings], dense, compressed)
+            setters = [setter for setter, _ in settings]
+            step = _Step(shapes, used, setters, dense, compressed)
             averages = self._put(step, [value for _, value in settings], inputs, graph)
             ranks = None if call.op == hvd.Average else self._size()
             for tensor, grad, average in zip(compressed, inputs, averages, strict=True):
@@ -401,7 +406,7 @@ class Compression(BaseCompression):
                 for setter, value in zip(step.setters, values, strict=False):
                     setter(float(value))
                 grads = values[len(step.setters) :]
-                self._report(collector.begin_step())
+                self._report(collector.begin_step(step.names))
                 for tensor in step.dense:
                     self.pipeline.count_dense(tensor.name, tensor.nbytes)
             for place, grad in zip(places, grads, strict=True):

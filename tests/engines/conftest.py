@@ -116,7 +116,7 @@ _TENSORFLOW_HARNESS = ["-m", "workers.tf_harness"]
 def tf2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of TensorFlow on Gloo."""
     modules = ["tf_options", "tf_keras", "tf_mixed_precision", "tf_outer", "tf_replicas"]
-    modules += ["tf_examples"]
+    modules += ["tf_examples", "tf_conservation"]
     folder = tmp_path_factory.mktemp("tf2")
     return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS, TENSORFLOW)
 

@@ -29,6 +29,11 @@ def test_option(tf2: CaseJob, case: str) -> None:
     tf2.check(case)
 
 
+@pytest.mark.parametrize("case", cases_in("tf_conservation"))
+def test_nothing_is_lost(tf2: CaseJob, case: str) -> None:
+    tf2.check(case)
+
+
 @pytest.mark.parametrize("case", cases_in("tf_process_sets"))
 def test_process_set(tf3: CaseJob, case: str) -> None:
     tf3.check(case)

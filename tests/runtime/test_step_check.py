@@ -15,7 +15,7 @@ from gradcomp.codec.arrays import FloatArray, as_bytes
 from gradcomp.exchange.engine import Driver
 from gradcomp.runtime.agree.agreement import agreement_line, check_agreement
 from gradcomp.runtime.agree.marks import Marks
-from gradcomp.runtime.agree.step_check import call_text, check_step, step_text
+from gradcomp.runtime.agree.step_check import call_text, check_step, gradients_text, step_text
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.state import attendance
 from support.pipelines import config_of
@@ -192,6 +192,22 @@ def test_damaged_texts_are_protocol_errors(damaged: bytes) -> None:
 def test_texts_have_equal_sizes() -> None:
     sizes = {step_text({"step": step, "epoch": None}).size for step in range(0, 10**6, 997)}
     assert sizes == {64}
+
+
+def test_gradients_of_different_parameters_are_found() -> None:
+    """If the engine needs the same on all ranks: missing ones are named, and all of them compared."""
+    parameters = [f"layer{number}" for number in range(6)]
+    missing: list[list[str]] = [[], parameters[:2], parameters[1:5], [*parameters[1:4], "layer5"]]
+    texts = [
+        step_text({"step": 3}, gradients=gradients_text(set(parameters) - set(names), parameters))
+        for names in missing
+    ]
+    check_step(np.concatenate([texts[2], texts[2]]), 2)
+    with pytest.raises(ProtocolError, match="different parameters in this step") as found:
+        check_step(np.concatenate(texts), 4)
+    message = str(found.value)
+    assert "all on rank 0; all but 2, layer0, layer1, digest " in message
+    assert message.count("all but 4, layer1, layer2, layer3, ..., digest ") == 2
 
 
 def test_versions_are_compared_before_configurations() -> None:

@@ -7,7 +7,8 @@ that drift apart. Each rank's text is short and travels next to the first gradie
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +26,12 @@ from gradcomp.runtime.agree.comparison import (
     read_object,
 )
 
-__all__ = ["ParametersAt", "call_text", "check_step", "step_text"]
+__all__ = ["ParametersAt", "call_text", "check_step", "gradients_text", "step_text"]
 
 _CALL = "call"
+
+_NAMED = 3
+"""Parameters without gradients that a message names."""
 
 _ROUNDED = 64
 """Texts are padded to multiples of this size, so that engines see equal sizes in most steps."""
@@ -44,6 +48,7 @@ def step_text(
     progress: Mapping[str, Any],
     state: Mapping[str, Any] | None = None,
     parameters: ParametersAt | None = None,
+    gradients: str | None = None,
 ) -> ByteArray:
     """One rank's text of a step: JSON that ends with a line break.
 
@@ -51,16 +56,34 @@ def step_text(
         progress: values by name, which must be equal on all ranks in every step.
         state: the same of a state that is new or was loaded before this step; None otherwise.
         parameters: in some steps, the digests before an earlier step.
+        gradients: the parameters that have one, as `gradients_text` has it; None for all of them.
     """
     content: dict[str, Any] = {"progress": progress}
     if state is not None:
         content["state"] = state
     if parameters is not None:
         content["parameters"] = parameters
+    if gradients is not None:
+        content["gradients"] = gradients
     text = json.dumps(content, separators=(",", ":")).encode()
     size = -(-(len(text) + 1) // _ROUNDED) * _ROUNDED
     # Writable, as torch warns about other arrays.
     return np.frombuffer(bytearray(text.ljust(size - 1) + b"\n"), np.uint8)
+
+
+def gradients_text(names: Collection[str], parameters: Collection[str]) -> str | None:
+    """Which of the parameters have gradients in a step, for `step_text`.
+
+    Args:
+        names: those that have.
+        parameters: all; the same on every rank.
+    """
+    without = [name for name in parameters if name not in names]
+    if not without:
+        return None
+    digest = blake2b("\n".join(without).encode(), digest_size=8).hexdigest()
+    more = ", ..." if len(without) > _NAMED else ""
+    return f"all but {len(without)}, {', '.join(without[:_NAMED])}{more}, digest {digest}"
 
 
 def check_step(replies: ByteArray, world_size: int) -> None:
@@ -86,6 +109,12 @@ def check_step(replies: ByteArray, world_size: int) -> None:
         "the ranks are not at the same point of the training",
         "A rank has skipped a step, or has loaded a state of another step: call set_epoch, set_step "
         "and load at the same steps on every rank, with states of one step",
+    )
+    check_equal(
+        [{"gradients": text.gradients or "all"} for text in texts],
+        "the ranks have gradients of different parameters in this step",
+        "The engine would average one parameter's gradient with another's: give every parameter a gradient "
+        "on each rank, for example by adding 0 times its sum to the loss",
     )
     loaded = [rank for rank, text in enumerate(texts) if text.state is not None]
     if loaded and len(loaded) < world_size:
@@ -132,6 +161,7 @@ class _Text(NamedTuple):
     progress: Mapping[str, Any]
     state: Mapping[str, Any] | None
     parameters: ParametersAt | None
+    gradients: str | None
 
 
 def _read(line: bytes, rank: int) -> _Text:
@@ -150,4 +180,5 @@ def _read(line: bytes, rank: int) -> _Text:
             f"rank {rank} sends no text of a step ({error}): see whether all ranks run the same "
             "version"
         ) from error
-    return _Text(progress, state, parameters)
+    gradients = content.get("gradients")
+    return _Text(progress, state, parameters, None if gradients is None else str(gradients))

@@ -58,11 +58,14 @@ class StepComparison:
         """Number of steps so far, those before the last checkpoint included."""
         return self._state.steps
 
-    def text(self, parameters: ParametersAt | None = None) -> ByteArray:
+    def text(
+        self, parameters: ParametersAt | None = None, gradients: str | None = None
+    ) -> ByteArray:
         """This rank's text for `check` before a step.
 
         Args:
             parameters: digests of the model's parameters; None in most steps.
+            gradients: see `step_text`.
 
         Returns:
             JSON in bytes, of a multiple of 64 bytes.
@@ -73,7 +76,7 @@ class StepComparison:
         if self._state.loss_scale.active:
             progress["loss scale"] = self._state.loss_scale.scale
         state = {**self._state.compared(), **self._resolver.compared()} if self.fresh else None
-        return step_text(progress, state, parameters)
+        return step_text(progress, state, parameters, gradients)
 
     def check(self, replies: ByteArray) -> None:
         """Compare all ranks' `text`, one after the other in rank order.
