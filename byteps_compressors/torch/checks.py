@@ -73,6 +73,11 @@ def spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             f"{choice.rule} gives '{name}' the memory '{memory.text}', and BytePS' workers keep no running "
             "norm of gradients and reset no memory: leave limit and reset_every out"
         )
+    if memory is not None and memory.params.get("clip") == "joint_norm":
+        raise ConfigError(
+            f"{choice.rule} gives '{name}' the memory '{memory.text}', and BytePS' workers do not know the "
+            "norms of the others: use clip=scaled_norm"
+        )
     if memory is not None and memory.name == "ef21":
         raise ConfigError(
             f"{choice.rule} gives '{name}' the memory '{memory.text}', which adds the averages of all workers "

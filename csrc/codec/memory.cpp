@@ -164,11 +164,16 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
       return {};
     }
     case Kind::kMomentumCorrection: {
+      const std::string_view clip = params_->choice("clip");
+      if (clip == "joint_norm") {
+        return {Code::kSpec,
+                "clip=joint_norm needs the norms of all ranks, which this interface does not know: "
+                "use clip=scaled_norm"};
+      }
       Correction correction;
       correction.momentum = arrays.momentum;
       correction.factor = static_cast<float>(params_->real("momentum"));
-      correction.scale = clip_scale(
-          grad, clip_limit(params_->choice("clip"), params_->real("clip_norm"), world_size));
+      correction.scale = clip_scale(grad, clip_limit(clip, params_->real("clip_norm"), world_size));
       correction.nesterov = params_->boolean("nesterov");
       // Without indices all elements are sent: masking would drop the whole momentum.
       correction.masking = params_->boolean("masking") && codec.info->symbols == Symbols::kIndices;

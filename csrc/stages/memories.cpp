@@ -72,10 +72,11 @@ std::vector<ParamInfo> momentum_params(const char* masking) {
       boolean_param("nesterov", "false", "Nesterov's momentum"),
       boolean_param(masking, "true",
                     "elements that are sent are also cleared from the momentum (factor masking)"),
-      choice_param("clip", "none", "none|local_norm|scaled_norm",
-                   "clip a tensor's gradient before it is accumulated, on each rank: to clip_norm, "
-                   "or to sqrt(world size) * clip_norm (the paper's N^-1/2 of the threshold for "
-                   "the share g/N of a sum)"),
+      choice_param("clip", "none", "none|local_norm|scaled_norm|joint_norm",
+                   "clip a tensor's gradient before it is accumulated, on each rank: to clip_norm; "
+                   "to sqrt(world size) * clip_norm (the paper's N^-1/2 of the threshold for "
+                   "the share g/N of a sum); or by one factor for all ranks, so that the root "
+                   "mean square of their norms is at most clip_norm"),
       real_param("clip_norm", "1.0", 0, 1e30, "largest L2 norm of a tensor's averaged gradient",
                  true),
   };

@@ -9,11 +9,22 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import HOST, device_of
+from gradcomp.codec.spec import Stage
 from gradcomp.exchange.memory import Arrays, Source, array_of
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.stopwatch import timed
 
-__all__ = ["MomentumCorrection", "Signum"]
+__all__ = ["JOINT_NORM", "MomentumCorrection", "Signum", "joint_limit"]
+
+JOINT_NORM = "joint_norm"
+"""The clipping by the norms of all ranks; see `gradcomp.exchange.patterns.joint_clip`."""
+
+
+def joint_limit(stage: Stage | None) -> float | None:
+    """The largest joint norm of a memory's gradients; None without this clipping."""
+    if stage is None or stage.params.get("clip") != JOINT_NORM:
+        return None
+    return float(stage.params["clip_norm"])  # type: ignore[arg-type]
 
 
 class Signum:
@@ -75,9 +86,9 @@ class MomentumCorrection:
 
     Gradients of tensors that travel dense are averaged first; see `of_average`.
 
-    ``clip=local_norm`` is the clipping of the authors' code; ``clip=scaled_norm`` is the paper's.
-    The paper's threshold for a rank's share g / N of the sum is N**-0.5 of the sum's threshold. So
-    the threshold for g itself is N**0.5 of it.
+    ``clip=local_norm`` and ``clip=joint_norm`` are those of the authors' code; the latter comes before this
+    memory, see `joint_clip`. ``clip=scaled_norm`` is the paper's: its threshold for a rank's share g / N of
+    the sum is N**-0.5 of the sum's threshold. So the threshold for g itself is N**0.5 of it.
 
     Deviations: clipping limits the norm of each tensor's gradient. The paper limits the norm of the
     whole model's gradient; but here gradients are sent before the last one is known. Rounding losses
@@ -97,7 +108,8 @@ class MomentumCorrection:
         self._masking = bool(params["masking"])
         clip, clip_norm = params["clip"], float(params["clip_norm"])
         self._clip_average = _core.clip_limit(clip, clip_norm, 1)
-        self._clip = _core.clip_limit(clip, clip_norm, world_size)
+        own = "none" if clip == JOINT_NORM else clip
+        self._clip = _core.clip_limit(own, clip_norm, world_size)
         self._velocities = velocities
         self._momenta = momenta
 

@@ -23,7 +23,7 @@ from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.estimates import Estimates
 from gradcomp.exchange.make_memory import make_memory
 from gradcomp.exchange.memory import EF21, MOMENTUM_CORRECTION, Arrays, Residual
-from gradcomp.exchange.momentum import MomentumCorrection
+from gradcomp.exchange.momentum import MomentumCorrection, joint_limit
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
@@ -33,6 +33,7 @@ from gradcomp.exchange.patterns.differences import (
     DifferencesBucket,
 )
 from gradcomp.exchange.patterns.gather import Gather
+from gradcomp.exchange.patterns.joint_clip import joint_clip
 from gradcomp.exchange.patterns.reduce import BucketedReduce, NonlinearReduce, Reduce
 from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
 from gradcomp.exchange.patterns.single_rank import Alone
@@ -357,6 +358,15 @@ def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averagin
     if between is not None and not _sums_gradients(spec):
         aggregator = make_aggregator(spec, context.of_nodes(), between, averaging)
         return aggregator if context.node.size == 1 else two_level(aggregator, context.node)
+    flat = _flat_aggregator(spec, context, exchange, averaging)
+    limit = joint_limit(spec.memory)
+    # The momentum of dense tensors clips their average.
+    return flat if limit is None or _sums_gradients(spec) else joint_clip(flat, limit)
+
+
+def _flat_aggregator(
+    spec: Spec, context: Context, exchange: str, averaging: Averaging
+) -> Aggregator:
     if spec.algorithm is not None:
         return ALGORITHMS[spec.algorithm.name](spec, context)
     pattern = exchange_pattern(spec, exchange, context.world_size, averaging, context.peer_device)

@@ -220,6 +220,46 @@ def test_clipping(clip: str, factor: float) -> None:
     np.testing.assert_allclose(np.linalg.norm(bias), 2.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("codec", "exchange"),
+    [
+        *(("topk(ratio=1)", name) for name in ("gather", "sra", "sparse_allreduce", "two_level")),
+        ("randomk(ratio=1)", "reduce"),
+        ("chunk_allreduce(ratio=1)", "auto"),
+    ],
+)
+def test_clipping_by_the_norm_of_all_ranks(codec: str, exchange: str) -> None:
+    """One factor for all ranks, by the root of the mean of their squared norms, as in the authors' code."""
+    memory = "momentum_correction(momentum=0,masking=false,clip=joint_norm,clip_norm=2)"
+    loop = Loopback(configured(f"{memory}|{codec}", exchange=exchange, ranks_per_node=2), 4)
+    rng = np.random.default_rng(6)
+    ranks = [0.001, 1.0, 1.0, 3.0]
+    for _ in range(2):
+        large = [scale * rng.normal(size=(80, 60)).astype(np.float32) for scale in ranks]
+        small = [scale * rng.normal(size=(60, 80)).astype(np.float32) / 100 for scale in ranks]
+        before = [grad.copy() for grad in large]
+        averages = loop.step({"large": large, "small": small})
+        np.testing.assert_array_equal(large, before)
+        senders = np.array(large, np.float64)
+        if exchange == "two_level":  # nodes clip
+            senders = senders.reshape(2, 2, 80, 60).mean(1)
+        norm = math.sqrt(np.square(senders).sum() / len(senders))
+        assert norm > 10
+        for average in averages["large"]:
+            np.testing.assert_allclose(average, np.mean(large, axis=0) * 2 / norm, atol=1e-5)
+        for average in averages["small"]:
+            np.testing.assert_allclose(average, np.mean(small, axis=0), atol=1e-5)
+
+
+def test_norms_of_all_ranks_that_are_not_finite_clip_nothing() -> None:
+    spec = "momentum_correction(momentum=0,clip=joint_norm,clip_norm=2)|topk(ratio=1)"
+    for bad in (np.nan, np.inf):
+        grads = [np.full((8, 8), 3.0, np.float32) for _ in range(2)]
+        grads[1][0, 0] = bad
+        (average, _) = Loopback(config_of(spec), 2).step({"w": grads})["w"]
+        assert (average.reshape(-1)[1:] == 3).all()
+
+
 def test_nothing_nonfinite_stays() -> None:
     pipeline = Pipeline(config_of("momentum_correction(masking=false)|topk(k=2)"))
     bad = np.ones(50, np.float32)

@@ -298,6 +298,7 @@ def refusals() -> None:
     matrix = [("refusals.w", torch.empty(100, 100))]
     refused(lambda: attach(matrix, "powersgd(rank=2)"), ConfigError, "several exchanges", "Horovod")
     refused(lambda: attach(matrix, "ef21|sign"), ConfigError, "compress averages once more")
+    refused(lambda: attach(matrix, "dgc(clip=joint_norm)"), ConfigError, "use clip=scaled_norm")
     refused(
         lambda: attach([("refusals.b", torch.empty(100, 100).bfloat16())], "int8"),
         ConfigError,

@@ -48,12 +48,16 @@ def as_the_loopback() -> None:
     takes += ["threshold(tau=0.5,values=fp16)", "chunktopk(ratio=0.1,chunk=8,values=int8)"]
     takes += ["chunk_allreduce(ratio=steps([0.5,0.1],every=30),chunk=16)"]
     takes += ["globaltopk(ratio=epochs([0.2,0.05]))|rice"]
+    uses = [f"{memory}|{codec}" for codec in takes]
+    uses += [
+        uses[1].replace("scaled_norm", "joint_norm"),
+        uses[5].replace("scaled_norm", "joint_norm"),
+    ]
     rules = [
-        {"match": {"name": f"*.{position}.*"}, "use": f"{memory}|{codec}"}
-        for position, codec in enumerate(takes)
+        {"match": {"name": f"*.{position}.*"}, "use": use} for position, use in enumerate(uses)
     ]
     config = configured(f"{memory}|identity", rules=rules)
-    shapes = {f"{position}.{n}": (24, 10 + n) for position in range(len(takes)) for n in range(2)}
+    shapes = {f"{position}.{n}": (24, 10 + n) for position in range(len(uses)) for n in range(2)}
     params = harness.parameters(shapes)
     compression = Compression(config, params.items())
     opt = harness.optimizer(params, compression)
