@@ -123,6 +123,13 @@ def test_scaled_sign_with_memory_is_that_of_grace_efsignsgd() -> None:
         np.testing.assert_allclose(corrected - sent, residual, rtol=1e-5, atol=1e-6)
 
 
+def test_signs_without_a_scale_are_those_of_byteps_onebit_without_scaling() -> None:
+    _, arrays = reference("byteps-onebit-02")
+    grads, of_theirs = (arrays[kind].reshape(-1, 64) for kind in ("grad", "decoded"))
+    for grad, decoded in zip(grads, of_theirs, strict=True):
+        np.testing.assert_array_equal(roundtrip("sign(scale=one)", grad), decoded)
+
+
 def test_scaled_sign_is_that_of_byteps_onebit() -> None:
     _, arrays = reference("byteps-onebit-01")
     for grad, packed, decoded in zip(

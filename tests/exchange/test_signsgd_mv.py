@@ -12,6 +12,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
 from support.gradients import one_stream
 from support.pipelines import config_of
+from support.reference import reference
 
 
 def loop_of(spec: str, ranks: int, seed: int = 0) -> Loopback:
@@ -87,6 +88,19 @@ def test_a_residual_takes_off_what_the_rank_has_voted(ranks: int) -> None:
         for rank, residual in enumerate(residuals):
             found = loop.ranks[rank].state_dict()["residual"]["w"]
             np.testing.assert_allclose(found, residual.reshape(-1), atol=1e-5)
+
+
+def test_a_memory_before_the_vote_gives_the_data_of_grace() -> None:
+    """Zeros and ties are +1 there."""
+    about, arrays = reference("grace-signsgd-02")
+    loop = Loopback(config_of("residual|signsgd_mv(ties=plus)"), about["world_size"])
+    for number in range(about["steps"]):
+        averages = loop.step({name: list(arrays[f"grad.{name}"][number]) for name in "wb"})
+        for name, found in averages.items():
+            np.testing.assert_array_equal(found[0], arrays[f"out.{name}"][number])
+            for rank, theirs in enumerate(arrays[f"residual.{name}"][number]):
+                ours = loop.ranks[rank].state_dict()["residual"][name]
+                np.testing.assert_array_equal(ours, theirs.reshape(-1))
 
 
 @pytest.mark.parametrize("memory", ["ef21", "momentum_correction"])
