@@ -43,6 +43,7 @@ _WAITING = (
 _TRAINING = (
     "test_advise_measure",
     "test_e2e",
+    "test_examples",
     "test_horovod_run",
     "test_train",
     "test_unedited",

@@ -31,7 +31,7 @@ def test_files_that_pages_link_to_come_along(site: Path) -> None:
     assert (site / "csrc/include/gradcomp/gradcomp.h").is_file()
     assert (site / "docs/codecs/figures/topk.png").is_file()
     assert not list(site.rglob("*.so"))
-    assert (site / "examples/pytorch_digits.py").is_file()
+    assert (site / "examples/gpt_ddp.py").is_file()
 
 
 def test_the_page_of_examples_names_every_example() -> None:
