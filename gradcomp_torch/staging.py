@@ -11,7 +11,18 @@ from functools import cache
 
 import torch
 
-__all__ = ["Staged", "Staging", "computed_by_now", "copies_of", "room"]
+from gradcomp.errors import ConfigError
+
+__all__ = [
+    "Staged",
+    "Staging",
+    "computed_by_now",
+    "copies_of",
+    "on_stream",
+    "recording_stream",
+    "refuse_recording",
+    "room",
+]
 
 
 class Staging:
@@ -19,7 +30,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._stream = None if device.type == "cpu" else _side_stream(device)
 
     @contextmanager
     def beside(
@@ -41,13 +52,13 @@ class Staging:
         # Gradients of a bucket share their memory.
         for tensor in {view.untyped_storage().data_ptr(): view for view in tensors}.values():
             tensor.record_stream(self._stream)
-        with self._stream:
+        with on_stream(self._stream):
             yield staged
             staged.end(self._device, self._stream)
 
     def current(self) -> AbstractContextManager[object]:
         """Make the side stream the current one."""
-        return nullcontext() if self._stream is None else self._stream
+        return nullcontext() if self._stream is None else on_stream(self._stream)
 
     def share(self, tensor: torch.Tensor) -> None:
         """Keep a tensor's memory, when it is freed, until the side stream has done its work by then."""
@@ -80,6 +91,55 @@ class Staged:
         """Wait for the work and its copies, and for nothing that was launched later."""
         if self._done is not None:
             self._done.synchronize()
+
+
+@contextmanager
+def on_stream(stream: torch.Stream) -> Iterator[None]:
+    """Make a stream the current one of this thread.
+
+    ``with stream:`` keeps the stream to return to in the object, and so fails where a second thread enters it.
+    """
+    # `set_stream` makes the device the current one, too. Its own context returns to a thread's first device
+    # without a new CUDA context there.
+    with torch.get_device_module(stream.device).device(stream.device):
+        before = torch.accelerator.current_stream(stream.device)
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+
+@cache
+def recording_stream(device: torch.device) -> torch.Stream:
+    """The one stream of a device on which launches are recorded.
+
+    PyTorch gives out 32 streams in turn. A new one for each recording would soon be one of those that other
+    threads wait for or copy on, which ends a recording or gets into it.
+    """
+    return torch.Stream(device)
+
+
+def _side_stream(device: torch.device) -> torch.Stream:
+    """A stream on which nothing is recorded."""
+    recorded = recording_stream(device)
+    stream = torch.Stream(device)
+    return torch.Stream(device) if stream == recorded else stream
+
+
+def refuse_recording(device: torch.device, call: str) -> None:
+    """Refuse a call while its stream is recorded in a CUDA graph of the script.
+
+    Raises:
+        ConfigError: the host would exchange gradients now, and no replay would.
+    """
+    is_recorded = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
+    if is_recorded is not None and is_recorded():
+        raise ConfigError(
+            f"{call} cannot be recorded in a CUDA graph: the host exchanges gradients, and a replay would leave "
+            "that out. Run backward() outside of torch.cuda.graph(), or average the gradients after the replay "
+            "by GradientAverager"
+        )
 
 
 def computed_by_now(device: torch.device) -> torch.Event | None:

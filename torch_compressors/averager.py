@@ -27,6 +27,7 @@ from gradcomp.errors import ConfigError
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import check_real, kinds_of, parameter_bytes, uncompiled
 from gradcomp_torch.rates import rates_of
+from gradcomp_torch.staging import refuse_recording
 from torch_compressors.gloo.engine import (
     SUMMABLE_DTYPES,
     Closing,
@@ -113,9 +114,11 @@ class GradientAverager(Closing, ScalerControls):
         parameter's memory as it is.
 
         Raises:
-            ConfigError: a gradient is sparse.
+            ConfigError: a gradient is sparse, or a CUDA graph is recorded.
             ProtocolError: another rank does not answer, or is at another step.
         """
+        first = next(iter(self._parameters.values()))
+        refuse_recording(first.device, "GradientAverager.average()")
         self._check_dense()
         self._follow_scale()
         if self._optimizer is not None and self.config.scales_lr:

@@ -39,7 +39,7 @@ from gradcomp_torch.host_copies import HostCopies
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
-from gradcomp_torch.staging import computed_by_now
+from gradcomp_torch.staging import computed_by_now, refuse_recording
 from torch_compressors.gloo.device_engine import connect_devices, sum_together
 from torch_compressors.gloo.engine import (
     SUMMABLE_DTYPES,
@@ -252,10 +252,12 @@ class DDPCompression(Closing, ScalerControls):
         same order on every rank.
 
         Raises:
-            ConfigError: a gradient is sparse or complex, and of a spec with payloads that cannot be added;
-                or the model is in ``join(divide_by_initial_world_size=False)``.
+            ConfigError: a gradient is sparse or complex, and of a spec with payloads that cannot be added; the
+                model is in ``join(divide_by_initial_world_size=False)``; or a CUDA graph is recorded.
             ProtocolError: another rank does not answer, or the last backward pass has not ended.
         """
+        if bucket.index() == 0:
+            refuse_recording(bucket.buffer().device, "ddp_hook")
         gloo = self._gloo or self._connect(in_pass=True)
         if bucket.index() == 0:
             if self._arrived:

@@ -12,6 +12,7 @@ import torch
 from gradcomp.adapter_api import Pipeline
 from gradcomp.errors import GradcompError
 from gradcomp_torch.devices import TensorArray, TensorDevice
+from gradcomp_torch.staging import refuse_recording
 
 __all__ = ["Devices", "device_array", "device_for", "direct_device"]
 
@@ -107,7 +108,8 @@ def device_array(tensor: torch.Tensor) -> TensorArray:
 
     Raises:
         TypeError: the tensor is not contiguous float32.
-        GradcompError: the tensor is on the host, which needs no such array, or there is no Triton.
+        GradcompError: the tensor is on the host, which needs no such array, there is no Triton, or a CUDA graph is
+            recorded.
     """
     device = device_for(tensor.device)
     if device is None:
@@ -115,4 +117,5 @@ def device_array(tensor: torch.Tensor) -> TensorArray:
             f"there are no kernels for tensors on '{tensor.device}': give codecs a tensor on a GPU of a "
             "PyTorch that has Triton, or one on the host without device_array, for example tensor.cpu()"
         )
+    refuse_recording(tensor.device, "device_array")
     return TensorArray(device, tensor.detach())

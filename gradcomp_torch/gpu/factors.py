@@ -1,7 +1,7 @@
 """Matrices and thin factors that stay on a device: memory and launches of one phase of a bucket.
 
-Torch multiplies; kernels/low_rank.py does all else. Launches are replayed in two CUDA graphs where memory is that of
-the last step.
+Torch multiplies; kernels/low_rank.py does all else. What follows from averages is replayed in a CUDA graph where
+memory is that of the last step.
 """
 
 from __future__ import annotations
@@ -68,32 +68,21 @@ class FactorExchange:
         self._tiles = upload(tiles, device)
         vectors, first = spread([kind[2] for kind in kinds], 1)
         self._vectors, self._first = upload(vectors, device), upload(first.astype(np.int32), device)
-        self._multiplying, self._settling = Replayed(device), Replayed(device)
+        self._settling = Replayed(device)
 
     def multiply(self, matrices: Sequence[ProductItem]) -> None:
         """Matrices take up gradients; then the products of all, on the current stream."""
         low_rank.take_up(matrices)
         given = [tensor_of(work.factor) for work in matrices]
-        of_matrices = [tensor_of(work.m) for work in matrices]
-        places = _places(given)
-        self._factors.host[:, kernels.VECTORS.value] = places
+        self._factors.host[:, kernels.VECTORS.value] = _places(given)
         with current(self._device):
             self._factors.upload()
-            key = (*places, *_places(of_matrices))
-            self._multiplying.run(key, lambda: self._multiply(matrices, of_matrices, given))
-
-    def _multiply(
-        self,
-        works: Sequence[ProductItem],
-        matrices: Sequence[torch.Tensor],
-        factors: Sequence[torch.Tensor],
-    ) -> None:
-        kernels.orthonormalize_kernel[(len(works),)](
-            self._factors.memory, B=LANES, num_warps=BASIS_WARPS, **EXACT
-        )
+            kernels.orthonormalize_kernel[(len(matrices),)](
+                self._factors.memory, B=LANES, num_warps=BASIS_WARPS, **EXACT
+            )
         parts = torch.split(self.products, self._sizes)
-        for work, m, factor, out in zip(works, matrices, factors, parts, strict=True):
-            low_rank.multiply(m, factor, work.transposed, out)
+        for work, factor, out in zip(matrices, given, parts, strict=True):
+            low_rank.multiply(tensor_of(work.m), factor, work.transposed, out)
         self.sent.copy_(self.products)
         if self._widened.numel():
             self.products.copy_(self.sent)

@@ -28,7 +28,7 @@ from gradcomp_torch.host_copies import HostCopies, to_device, to_host
 from gradcomp_torch.optimizers import check_optimizer
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
-from gradcomp_torch.staging import computed_by_now
+from gradcomp_torch.staging import computed_by_now, refuse_recording
 from gradcomp_torch.state import TensorControls
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.nodes import follower_set
@@ -237,7 +237,7 @@ class Compression(TensorControls, BaseCompression):
         Raises:
             TypeError: the gradient is sparse, or complex and of a spec with payloads that cannot be added;
                 or op=Adasum does not fit.
-            ConfigError: the optimizer or the names do not fit.
+            ConfigError: the optimizer or the names do not fit, or a CUDA graph is recorded.
             ProtocolError: the ranks run different compression, or the gradient came twice.
         """
         if tensor.is_sparse:
@@ -256,6 +256,7 @@ class Compression(TensorControls, BaseCompression):
             self._attendance.mark(calling_optimizer())
         collector = self._collector or self._first_use()
         if not self._in_step:
+            refuse_recording(tensor.device, "Compression")
             self._in_step = True
             self._begin_step()
             self._report(collector.begin_step())

@@ -5,9 +5,14 @@ The device is the process's accelerator. Prints the number of checks.
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
 import torch
 
 from gradcomp_torch import staging
+from gradcomp_torch.gpu.graphs import Replayed
 from gradcomp_torch.host_copies import HostCopies
 from gradcomp_torch.staging import Staging, computed_by_now
 from support.pretend_device import DEVICE, on_device, on_host, pretended
@@ -71,6 +76,8 @@ def main() -> None:
                     checks += 1
     checks += work_on_another_stream()
     checks += work_after_a_late_stream()
+    checks += work_of_two_threads()
+    checks += many_recordings()
     print(f"{checks} checks")
 
 
@@ -85,6 +92,60 @@ def work_after_a_late_stream() -> int:
         staged.wait()
         assert torch.equal(found, values), "read before the current stream computed it"
     return 1
+
+
+def work_of_two_threads() -> int:
+    """Threads use a side stream at the same time, and then go on with their own streams."""
+    with pretended():
+        staging_ = Staging(DEVICE)
+        meet = threading.Barrier(2, timeout=60)
+
+        def work(own: torch.Stream) -> str:
+            torch.accelerator.set_stream(own)
+            try:
+                for turn in range(20):
+                    with staging_.beside([_buffer()]) if turn % 2 else staging_.current():
+                        meet.wait()
+                        shared = torch.accelerator.current_stream(DEVICE) is not own
+                    meet.wait()
+                    if not shared or torch.accelerator.current_stream(DEVICE) is not own:
+                        return "it has another thread's stream"
+            except RuntimeError as error:
+                meet.abort()
+                return repr(error)
+            return ""
+
+        with ThreadPoolExecutor(2) as pool:
+            faults = list(pool.map(work, [torch.Stream(DEVICE), torch.Stream(DEVICE)]))
+        assert faults == ["", ""], f"a thread on the side stream: {faults}"
+    return 2
+
+
+def many_recordings() -> int:
+    """More graphs than PyTorch has streams are recorded on one stream, on which nothing else is done."""
+    launched: list[torch.Stream] = []
+
+    def launch() -> None:
+        launched.append(torch.accelerator.current_stream(DEVICE))
+
+    with pretended():
+        for bucket in range(40):
+            side = Staging(DEVICE)
+            replayed = Replayed(DEVICE)
+            with side.current():
+                stream = torch.accelerator.current_stream(DEVICE)
+                if bucket == 0:
+                    with suppress(ZeroDivisionError):
+                        replayed.run("key", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+                for _ in range(3):
+                    replayed.run("key", launch)
+                assert torch.accelerator.current_stream(DEVICE) is stream
+            first, recorded = launched[-2:]
+            assert len(launched) == 2 * (bucket + 1), "launched once, then recorded, then replayed"
+            assert first is stream, "the first launch after a failed one is not recorded"
+            assert recorded != stream, "a recorded stream has other work"
+            assert recorded == launched[1], "each bucket has a recorded stream of its own"
+    return 40
 
 
 def work_on_another_stream() -> int:

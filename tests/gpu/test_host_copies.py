@@ -11,7 +11,7 @@ from gpu.processes import run
 def test_copies_are_started_late_and_waited_for() -> None:
     done = run("host_copies.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "47 checks\n"
+    assert done.stdout == "89 checks\n"
 
 
 LATE = (
@@ -21,6 +21,14 @@ LATE = (
 )
 OTHERS = [
     ("self._staged.wait()", "self.arrays", "on the host"),
+    ("with on_stream(self._stream):", "with self._stream:", "context should not be initialized"),
+    ("on_stream(recording_stream(self._device))", "torch.Stream(self._device)", "of its own"),
+    ("torch.Stream(device) if stream == recorded else stream", "stream", "has other work"),
+    (
+        "            self._key, self._graph = None, None\n",
+        "            self._key = key\n",
+        "is not recorded",
+    ),
     ("self._done.record(stream)", "self._done.record(torch.Stream(device))", "on the host"),
     ("tensor.record_stream(self._stream)", "tensor.size()", "memory may be given away"),
     (

@@ -10,9 +10,11 @@ Importing this module makes ``pretend`` the accelerator of the process.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -27,13 +29,31 @@ backend_registration._setup_privateuseone_for_python_backend("pretend")
 
 DEVICE = torch.device("pretend:0")
 
+POOL = 32
+"""Number of streams that are given out in turn, as by PyTorch."""
+
+_module = torch.get_device_module(DEVICE)
+_module.device = nullcontext  # the only one is always the current one
+
+
+_numbers = count()
+
 
 class Stream:
-    """Work in its order."""
+    """Work in its order. A second thread cannot enter it, as in PyTorch 2.7 to 2.11."""
 
     def __init__(self, device: torch.device = DEVICE) -> None:
+        self.device = device
+        self.number = next(_numbers) % POOL
         self.work: list[Callable[[], object]] = []
         self.done = 0
+        self._before: Stream | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return self.number
 
     def run(self, until: int | None = None) -> None:
         """Do the work that was given before the ``until``-th."""
@@ -49,11 +69,16 @@ class Stream:
         self.work.append(event.reach)
 
     def __enter__(self) -> Stream:
-        _streams.append(self)
+        if self._before is not None:
+            raise RuntimeError("Stream's context should not be initialized.")
+        self._before = _current_stream(self.device)
+        _set_stream(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _streams.pop()
+        before, self._before = self._before, None
+        assert before is not None
+        _set_stream(before)
 
 
 class Event:
@@ -76,7 +101,29 @@ class Event:
         stream.run(given)
 
 
-_streams = [Stream()]
+_default = Stream()
+_default.number = -1
+_of_thread = threading.local()
+
+
+class Graph:
+    """Work that is recorded on the current stream of a thread; that it is replayed is noted only."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def capture_begin(self, **options: str) -> None:
+        assert _current_stream() is not _default, "the default stream cannot be recorded"
+        _of_thread.recording = True
+
+    def capture_end(self) -> None:
+        _of_thread.recording = False
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+_module.is_current_stream_capturing = lambda: getattr(_of_thread, "recording", False)
 
 
 @dataclass
@@ -128,10 +175,12 @@ class Tensor(torch.Tensor):
         if torch.device(options.pop("device", DEVICE)) != DEVICE:
             raise AssertionError(f"{op} waits for a copy to the host")
         if _late and args and op._schema.is_mutable and isinstance(args[0], Tensor):
-            _streams[-1].work.append(lambda: op(*tree_map(_raw, args), **tree_map(_raw, options)))
+            _current_stream().work.append(
+                lambda: op(*tree_map(_raw, args), **tree_map(_raw, options))
+            )
             return args[0]
         if not op.is_view:
-            _streams[-1].run()
+            _current_stream().run()
         result = op(*tree_map(_raw, args), **tree_map(_raw, options))
         if args and isinstance(args[0], Tensor) and result is args[0].raw:
             return args[0]  # changed in place
@@ -157,7 +206,7 @@ def _is_transfer(to: torch.Tensor, source: torch.Tensor) -> bool:
 
 def _transfer(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> None:
     """Start a copy from or to pinned memory."""
-    stream = _streams[-1]
+    stream = _current_stream()
     host, there = (source, to) if isinstance(to, Tensor) else (to, source)
     assert non_blocking, "a copy that the host waits for"
     assert host.untyped_storage().data_ptr() in _pinned, (
@@ -165,7 +214,7 @@ def _transfer(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     )
     assert host.dtype == there.dtype, "a copy in the wider dtype"
     key = there.untyped_storage().data_ptr(), id(stream)
-    assert stream is _streams[0] or key in _recorded, "memory may be given away before its copy"
+    assert stream is _default or key in _recorded, "memory may be given away before its copy"
     (_log.to_device if isinstance(to, Tensor) else _log.to_host).append(host.nbytes)
     stream.work.append(lambda: _raw(to).copy_(_raw(source)))
 
@@ -176,8 +225,13 @@ def _room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return made
 
 
-def _current_stream(device: torch.device) -> Stream:
-    return _streams[-1]
+def _current_stream(device: torch.device = DEVICE) -> Stream:
+    stream: Stream = getattr(_of_thread, "stream", _default)
+    return stream
+
+
+def _set_stream(stream: Stream) -> None:
+    _of_thread.stream = stream
 
 
 def _empty(size: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
@@ -202,7 +256,7 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The elements after all that the current stream was given."""
-    _streams[0].run()
+    _default.run()
     raw: torch.Tensor = _raw(tensor.detach())
     return raw.clone()
 
@@ -214,10 +268,13 @@ def pretended(*, late: bool = False) -> Iterator[Log]:
     _log = log = Log()
     _late = late
     staging.copies_of.cache_clear()
+    staging.recording_stream.cache_clear()
     with (
         mock.patch.object(torch, "Stream", Stream),
         mock.patch.object(torch, "Event", Event),
+        mock.patch.object(torch.cuda, "CUDAGraph", Graph),
         mock.patch.object(torch.accelerator, "current_stream", _current_stream),
+        mock.patch.object(torch.accelerator, "set_stream", _set_stream),
         mock.patch.object(staging, "room", _room),
     ):
         yield log

@@ -27,6 +27,7 @@ from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.host_copies import to_device, to_host
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import check_real, kinds_of, uncompiled_name
+from gradcomp_torch.staging import refuse_recording
 from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
@@ -150,6 +151,7 @@ class FSDPCompression(Closing, ShardedControls):
         `fully_shard` calls it, in the same order on every rank. Whether an exchange ends at once is
         the same on all ranks, too, as it decides about the order of requests.
         """
+        refuse_recording(shard.device, "fsdp_hook")
         ends = _at_end_of_backward(self._finish)
         if name in self._running:  # since a backward pass that has failed, or in an outer one
             self._finish_exchanges()

@@ -30,8 +30,10 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError, StateError
 from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.host_copies import HostCopies, to_device
 from gradcomp_torch.parameters import check_real, kinds_of
+from gradcomp_torch.staging import refuse_recording
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gloo.device_engine import connect_devices
@@ -187,7 +189,7 @@ class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
             op: SUM or AVG.
 
         Raises:
-            ConfigError: ``op`` is another one, or a gradient is missing.
+            ConfigError: ``op`` is another one, a gradient is missing, or a CUDA graph is recorded.
             ProtocolError: another rank does not answer, or is at another step.
         """
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
@@ -195,6 +197,7 @@ class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
                 f"fully_shard asks for the reduction {op}; {_NAME} has SUM and AVG: call "
                 "set_force_sum_reduction_for_comms(True) on the module"
             )
+        refuse_recording(given.device, _NAME)
         ranks, rank = self._pipeline.world_size, self._pipeline.rank
         parameters = [sharded for sharded in unit.parameters if sharded.parameter.requires_grad]
         of_ranks = given.detach().view(ranks, -1)

@@ -17,7 +17,7 @@ from workers.ddp_model import Training, join
 from workers.harness import Cases, refused
 
 from gradcomp import Config
-from gradcomp.errors import ProtocolError
+from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.torch import Compression
 from horovod_compressors.torch.encoder_thread import EncoderThread
 from support.pipelines import config_of
@@ -231,6 +231,26 @@ def hook_on_a_device() -> None:
             expected = alone.averages(grads)
             with pretended() as log:
                 average_on_device(there, grads, log, expected)
+
+
+@cases
+def a_recorded_step_is_refused() -> None:
+    """The first gradient of a step that the script records in a CUDA graph is an error, and nothing is sent."""
+    _, there = given()
+    training = Training(Config.from_spec("residual|topk(ratio=0.1)"), {"w": (64, 80)})
+    buffer = on_device(torch.zeros(64 * 80))
+    bucket: Any = Bucket(0, [training.params["w"]], buffer, last=True)
+    with pretended(), torch.Stream(DEVICE):  # type: ignore[attr-defined]
+        opt = harness.optimizer(there, Compression(SPECS["one bucket"], there.items()))
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        recorded = "cannot be recorded in a CUDA graph"
+        refused(
+            lambda: compress_bucket(training.state, bucket), ConfigError, f"ddp_hook {recorded}"
+        )
+        grads = harness.gradients(there, 0)
+        refused(lambda: arrive(opt, there, grads), ConfigError, f"Compression {recorded}")
+        graph.capture_end()
 
 
 def average_on_device(
