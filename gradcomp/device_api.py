@@ -8,6 +8,7 @@ An import-linter contract refuses imports of the packages behind this module.
 
 from __future__ import annotations
 
+from gradcomp import _core
 from gradcomp.codec.batch_items import AdvanceItem, DifferItem, GiveItem, PeerItem
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.devices import Device, DeviceArray, Encoded, PeerDevice
@@ -32,7 +33,11 @@ from gradcomp.exchange.algorithms.factor_device import (
 )
 from gradcomp.exchange.state_kinds import STATE_KINDS
 
+MAX_NUMEL = _core.MAX_NUMEL
+"""Most elements of a tensor that a codec takes."""
+
 __all__ = [
+    "MAX_NUMEL",
     "STATE_KINDS",
     "AdvanceItem",
     "ApplyItem",

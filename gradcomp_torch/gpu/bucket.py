@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gradcomp.device_api import MAX_NUMEL
+from gradcomp.errors import CapacityError
 from gradcomp_torch.gpu.kernels import correct
 from gradcomp_torch.gpu.kernels import table as field
 
@@ -152,9 +154,17 @@ class Bucket:
         sizes: number of elements of each tensor.
         rows: the fields that do not change, on the host: codecs fill in their own.
         tiles: programs of ``tile`` elements each.
+
+    Raises:
+        CapacityError: a tensor has 2**30 elements or more.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device, tile: int) -> None:
+        most = max(sizes, default=0)
+        if most > MAX_NUMEL:
+            raise CapacityError(
+                f"a tensor has {most} elements; kernels take 0 to {MAX_NUMEL}: split the tensor"
+            )
         self.sizes = tuple(sizes)
         self.device = device
         self.tiles = divide(sizes, tile, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from gradcomp import Codec, DecodeItem, EncodeItem
 from gradcomp.adapter_api import ByteArray, FloatArray, Spec
 from gradcomp.device_api import (
+    MAX_NUMEL,
     AdvanceItem,
     ApplyItem,
     DifferItem,
@@ -64,8 +66,11 @@ class TorchDevice:
         return TensorArray(self, tensor, computed)
 
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-        """Whether there are kernels for the codec; all memories that rounds hand over are known."""
-        if 0 in shape:
+        """Whether there are kernels for the codec; all memories that rounds hand over are known.
+
+        Kernels add to indices of 32 bits, so a tensor has at most as many elements as codecs of the host take.
+        """
+        if not 0 < math.prod(shape) <= MAX_NUMEL:
             return False
         if spec.algorithm is not None:
             return spec.algorithm.name == "powersgd"

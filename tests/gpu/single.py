@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp import SpecError, WireError, get_codec
+from gradcomp import CapacityError, SpecError, WireError, get_codec
+from gradcomp.codec.spec import parse
+from gradcomp_torch.gpu import codecs
 from gradcomp_torch.gpu.device import TorchDevice
 from gradcomp_torch.gpu.encoders import tiling
 from support.frames import HEAD, edited, sealed
@@ -91,8 +93,22 @@ def main() -> None:
         with pytest.raises(WireError):
             get_codec(spec).decode_add(frame, array)
     assert not array.tensor.any()
+    large_tensors(device)
     compared += foreign_scales(device)
     print(f"{compared} frames compared")
+
+
+def large_tensors(device: TorchDevice) -> None:
+    """From 2^30 elements on, indices of 32 bits would not do: refused before anything is allocated."""
+    for spec, shapes in {
+        "topk(k=4)": [(2**30,), (2**31 - 100,), (2**31,)],
+        "powersgd(rank=1)": [(3, 2**29)],
+    }.items():
+        for shape in shapes:
+            assert not device.takes(parse(spec), shape), f"{spec} of {shape}"
+    assert device.takes(parse("topk(k=4)"), (2**30 - 1,))
+    with pytest.raises(CapacityError, match="1073741824 elements; kernels take 0 to 1073741823"):
+        codecs.encoder("fp16", [5, 2**30], torch.device("cpu"))
 
 
 def foreign_scales(device: TorchDevice) -> int:

@@ -35,7 +35,9 @@ from gradcomp_torch.gpu.kernels.value_types import INT8, MEANS, SIGN
 @triton.jit
 def halves_kernel(values, out, n, BF16: tl.constexpr, B: tl.constexpr):
     """Rounds all kept values to 16 bits for other devices. 6 bytes each."""
-    i = tl.program_id(0) * B + tl.arange(0, B)
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(
+        0, B
+    )  # a bucket may have more elements than a tensor
     x = tl.load(values + i, mask=i < n, other=0.0)
     half = bfloat_bits(x) if BF16 else half_bits(x, True)
     tl.store(out + i, half.to(tl.int16, bitcast=True), mask=i < n)
