@@ -35,6 +35,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.devices import TensorArray, TensorDevice
 from gradcomp_torch.encoder_thread import encodes_beside
+from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.host_copies import HostCopies
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
@@ -176,6 +177,7 @@ class DDPCompression(Closing, ScalerControls):
         self._unused: UnusedParameters | None = None
         self._arrived: list[_Arrived] = []
         self._views: dict[int, _Views] = {}
+        self._floats = FloatCopies()
         self._beside = False  # a thread encodes the gradients of this step
 
     def __getstate__(self) -> dict[str, Any]:
@@ -392,7 +394,10 @@ class DDPCompression(Closing, ScalerControls):
         if self._model.is_complex(name) or grad.is_sparse:
             _check_uncompressed(resolved, "sparse" if grad.is_sparse else "complex")
             return resolved, Route.DENSE
-        return resolved, self._collector.route(resolved, sums_dtype=grad.dtype in SUMMABLE_DTYPES)
+        summable = grad.dtype in SUMMABLE_DTYPES or (
+            grad.dtype == torch.bfloat16 and self._devices.direct is not None
+        )
+        return resolved, self._collector.route(resolved, sums_dtype=summable)
 
     def _launch(self, arrived: _Arrived, device: TensorDevice | None) -> None:
         """Start the work of a GPU on a bucket: kernels, and copies of the other gradients.
@@ -400,24 +405,27 @@ class DDPCompression(Closing, ScalerControls):
         Rounds start in the same order as on ranks without a GPU.
         """
         routes = {name: self._route(name, grad) for name, grad in arrived.grads.items()}
-        others, together = {}, {}
+        others, together, there = {}, {}, {}
         for name, (resolved, route) in routes.items():
             dense = route is Route.DENSE
             if dense and self._devices.direct is not None:
                 together[name] = arrived.grads[name]
             elif dense or device is None or not self.pipeline.on_device(resolved, device):
                 others[name] = arrived.grads[name]
+            else:
+                there[name] = arrived.grads[name]
         copies = arrived.copies = HostCopies(others)
         if together:
             self._start_together(together)
+        floats_there = self._floats.of(there)
         computed = computed_by_now(arrived.buffer.device) if self._beside else None
         for name, (resolved, route) in routes.items():
             grad = arrived.grads[name]
             if name in together:
                 continue
-            if name not in others:
+            if name in there:
                 assert device is not None  # else it is among the others
-                array = device.array(grad.to(torch.float32).contiguous(), computed)
+                array = device.array(floats_there[name], computed)
                 self._collector.add(resolved, array, grad.nbytes, beside=self._beside)
                 continue
             if route is Route.DENSE:

@@ -23,6 +23,7 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.host_copies import HostCopies, to_device, to_host
 from gradcomp_torch.optimizers import check_optimizer
@@ -170,6 +171,7 @@ class Compression(TensorControls, BaseCompression):
         self._in_step = False
         self._scale: int | None = None  # of sums, relative to averages; None outside an optimizer
         self._devices = Devices(self.config.compress.device)
+        self._floats = FloatCopies()
         self._on_device = False  # gradients of the named parameters come on a GPU
         # Horovod wants the tensors of a group on one device.
         self._host_tokens = False
@@ -218,7 +220,8 @@ class Compression(TensorControls, BaseCompression):
         beside = self.stats.profile is None and thread.takes()
         device = self._devices.of(tensor.device)
         if device is not None and self.pipeline.on_device(resolved, device):
-            floats = tensor.detach().to(torch.float32).contiguous()
+            name = resolved.key.name
+            floats = self._floats.of({name: tensor.detach()})[name]
             computed = computed_by_now(tensor.device) if thread.used else None
             gradient, arrives = device.array(floats, computed), None
         else:

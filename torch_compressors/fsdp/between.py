@@ -24,6 +24,7 @@ from gradcomp import Config
 from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.host_copies import to_device, to_host
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import check_real, kinds_of, uncompiled_name
@@ -139,6 +140,7 @@ class FSDPCompression(Closing, ShardedControls):
         self._ended: dict[str, ReduceOutput] = {}
         """Exchanges of this backward pass that ended at once, of modules not yet in `_awaits`."""
         self._running: dict[str, LateAverage] = {}
+        self._floats = FloatCopies()
         self._on_devices: set[str] = set()
         """Modules with a shard that a device has averaged: such exchanges end at once."""
         for name, module in sharded.items():
@@ -182,18 +184,19 @@ class FSDPCompression(Closing, ShardedControls):
         device = self._devices.of(shard.device)
         if device is None:
             return False
-        grad = shard.reshape(1, -1).to(torch.float32)
-        resolved = self._pipeline.resolve(name, tuple(grad.shape))
-        if self._devices.direct is not None and self._pipeline.sends_dense(resolved):
+        resolved = self._pipeline.resolve(name, (1, shard.numel()))
+        dense = self._devices.direct is not None and self._pipeline.sends_dense(resolved)
+        if not dense and not self._pipeline.on_device(resolved, device):
+            return False
+        grad = self._floats.of({name: shard.reshape(1, -1)})[name]
+        if dense:
             self._pipeline.count_dense(name, grad.nbytes)
             (average,) = self._driver.run(sum_together(name, [grad]))
-        elif self._pipeline.on_device(resolved, device):
+        else:
             array = device.array(grad)
             round_ = self._pipeline.round(name, array, shard.nbytes, resolved, overwrite=True)
             found: Any = self._driver.run(round_)
             average = found.tensor if isinstance(found, TensorArray) else torch.from_numpy(found)
-        else:
-            return False
         if average.data_ptr() != shard.data_ptr():
             shard.copy_(average.view_as(shard))
         return True

@@ -123,6 +123,7 @@ class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
         )
         self._driver = Driver(self._pipeline.profiled(engine))
         self._reduced: set[str] = set()
+        self._floats = FloatCopies()
         for unit in units:
             _install(unit, _ReduceScatter(self, unit))
 
@@ -258,7 +259,7 @@ class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
         for name, gradient in rows.items():
             shape = resolved[name].key.shape
             if device is not None and self._pipeline.on_device(resolved[name], device):
-                floats = gradient.to(torch.float32).contiguous()
+                floats = self._floats.of({name: gradient})[name]
                 arrays[name] = device.array(_without_padding(floats, shape))
             elif place.type == "cpu":
                 memory = torch.from_numpy(room(gradient.numel()))

@@ -30,7 +30,9 @@ def connect_devices(
 ) -> tuple[Devices, Engine]:
     """The devices of this rank's gradients, and the engine of requests; all ranks call it.
 
-    The engine takes requests from devices, too, if all ranks can send messages from there.
+    The engine takes requests from devices, too, if all ranks can send messages from there. They travel in
+    ``world``, as those of PyTorch's own hooks do, which saves the memory of another communicator. With a timeout,
+    or a thread that sends them while the script may use ``world``, they have a group of their own.
 
     Args:
         gloo: the engine for memory of the host.
@@ -44,11 +46,32 @@ def connect_devices(
     )
     if devices.direct is None:
         return devices, gloo
-    ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
-    on_devices = gloo.lent.on_devices
-    if engine not in on_devices:
-        on_devices[engine] = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
-    return devices, _DirectEngine(gloo, on_devices[engine])
+    (place,) = places
+    group = world
+    if timeout is not None or pipeline.config.compress.encoder_thread == "always":
+        engine = _engine(world, place)
+        on_devices = gloo.lent.on_devices
+        if engine not in on_devices:
+            ranks = dist.get_process_group_ranks(world)
+            on_devices[engine] = dist.new_group(
+                ranks, timeout, engine, use_local_synchronization=True
+            )
+        group = on_devices[engine]
+    _warm_up(group, place)
+    return devices, _DirectEngine(gloo, group)
+
+
+def _warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Connect the ranks: an engine such as NCCL does so at the first message of each kind, which would be within
+    a backward pass."""
+    ranks = group.size()
+    sent, received = torch.zeros((2, ranks), dtype=torch.uint8, device=device)
+    for work in (
+        group.allreduce([sent]),
+        group._allgather_base(received, sent[:1]),
+        group.alltoall_base(received, sent, [1] * ranks, [1] * ranks),
+    ):
+        work.wait()
 
 
 def sum_together(
@@ -95,7 +118,8 @@ class _DirectEngine:
 
     Args:
         host: for requests from memory of the host.
-        group: of the same ranks, with an engine for memory of the device, such as NCCL.
+        group: of the same ranks, with an engine for memory of the device, such as NCCL. All ranks start other
+            requests there in one order with those of this engine.
     """
 
     def __init__(self, host: GlooEngine, group: dist.ProcessGroup) -> None:
@@ -152,9 +176,10 @@ class _DirectEngine:
             reply.record_stream(torch.accelerator.current_stream(reply.device))
         ranks = self._group.size()
         if isinstance(request, AllReduce):
-            # In the message's own dtype, as the loopback does.
-            divisor = ranks * AllReduce.headroom(reply.dtype, ranks)
-            reply *= torch.tensor(1.0 / divisor, dtype=reply.dtype, device="cpu")
+            factor = 1.0 / (ranks * AllReduce.headroom(reply.dtype, ranks))
+            # In float16 as the loopback does; a factor of bfloat16 would be wrong by up to 0.4 %.
+            half = reply.dtype == torch.float16
+            reply *= torch.tensor(factor, dtype=reply.dtype, device="cpu") if half else factor
             return DeviceMessage(reply, message.staging)
         return message.replies(reply, ranks)
 

@@ -14,8 +14,10 @@ from workers.ranks import hvd
 
 from gradcomp import Config, Loopback
 from gradcomp_torch.gpu import device_lookup as finding
+from gradcomp_torch.host_copies import HostCopies
 from support.core_tensors import CoreTensors, found
 from support.pipelines import configured, rules_of
+from torch_compressors import ddp
 
 cases = Cases()
 
@@ -131,6 +133,38 @@ def messages_from_device_to_device() -> None:
         assert len(warnings) == int(first and warning is not None)
         for text in warnings:
             assert str(warning) in text
+        if warning is None:
+            # Messages travel in the model's group, unless a thread sends them.
+            assert bool(training.state._gloo.lent.on_devices) is (thread == "always")
+
+
+@cases
+def bfloat16_from_device_to_device() -> None:
+    """Nothing goes through the host, and kernels find gradients where they were in the last step."""
+    config = configured("residual|topk(ratio=0.05)|raw32", device="direct")
+    with (
+        on_device({0, 1}) as device,
+        mock.patch.object(ddp, "HostCopies", wraps=HostCopies) as copies,
+        mock.patch.object(device, "array", wraps=device.array) as arrays,
+    ):
+        training = Training(
+            config, {"a": (50, 90), "b": (64, 80), "c": (33,)}, dtype=torch.bfloat16
+        )
+        places = []
+        for step in range(3):
+            of_ranks = [
+                harness.gradients(training.params, step, rank) for rank in range(hvd.size())
+            ]
+            arrays.reset_mock()
+            found = training.averages(of_ranks[hvd.rank()])["c"]
+            mean = sum(grads["c"].float() for grads in of_ranks) / hvd.size()
+            torch.testing.assert_close(found.float(), mean, rtol=2**-7, atol=0)
+            given = [call.args[0] for call in arrays.call_args_list if len(call.args) == 2]
+            places.append({tensor.data_ptr() for tensor in given})
+        training.check_replicas()
+    assert [dict(call.args[0]) for call in copies.call_args_list] == [{}] * copies.call_count
+    assert len(places[0]) == 2, places
+    assert places[0] == places[1] == places[2], "gradients of 16 bits are elsewhere in each step"
 
 
 @cases
