@@ -160,6 +160,11 @@ MUTANTS = {
         "for level in tl.static_range(0, LEVELS, 2):",
         "for level in tl.static_range(10, -1, -2):",
     ),
+    "widest butterflies of a whole block first": (
+        "rotated",
+        "for level in tl.static_range(4):",
+        "for level in tl.static_range(3, -1, -1):",
+    ),
     "the last whole block keeps what the rest covers": (
         "plain:rotate|uniform(bits=4)",
         "count = tl.where(shared, rest, 1 << log2)",
@@ -279,6 +284,6 @@ GUARDED = (
 )
 """Those that read or write beyond a tensor."""
 
-GROUPS = ("bases", "matrices")
+GROUPS = ("bases", "matrices", "rotated")
 LAUNCHES = sorted({launch for launch, _, _ in MUTANTS.values()} - {*GROUPS})
 """What the mutants change, next to groups of comparisons."""

@@ -51,11 +51,52 @@ LEVELS = tl.constexpr(12)  # of butterflies in it
 
 @triton.jit
 def hadamard(x, log2):
-    """Butterflies of strides 1, 2, 4, ... below 2^log2, in that order: two strides at a time, as elements
-    change their threads for each step."""
-    for level in tl.static_range(0, LEVELS, 2):
-        if level < log2:
-            x = _butterflies(x, level, level + 1 < log2)
+    """Butterflies of strides 1, 2, 4, ... below 2^log2, in that order: of a whole block four strides at a time, of
+    others two, as elements change their threads for each step."""
+    if log2 == LEVELS:
+        x = _of_whole_block(x)
+    else:
+        for level in tl.static_range(0, LEVELS, 2):
+            if level < log2:
+                x = _butterflies(x, level, level + 1 < log2)
+    return x
+
+
+@triton.jit
+def _of_whole_block(x):
+    """All butterflies. An index has three digits to the base 16, and the strides of the last digit are next."""
+    x = tl.permute(_sixteens(x), (0, 2, 1))
+    x = tl.permute(_sixteens(x), (2, 1, 0))
+    x = tl.permute(_sixteens(x), (2, 0, 1))
+    return tl.reshape(x, (BLOCK,))
+
+
+@triton.jit
+def _sixteens(x):
+    """Butterflies of runs of 16 elements, each of which a thread has in its registers; as [16, 16, 16]."""
+    x = tl.reshape(x, (BLOCK // 16, 2, 2, 2, 2))
+    for level in tl.static_range(4):
+        x = _pairs(x, level)
+    return tl.reshape(x, (16, 16, 16))
+
+
+@triton.jit
+def _pairs(x, LEVEL: tl.constexpr):
+    """Sums and differences along the axis that is LEVEL axes before the last one."""
+    if LEVEL == 1:
+        x = tl.permute(x, (0, 1, 2, 4, 3))
+    elif LEVEL == 2:
+        x = tl.permute(x, (0, 1, 4, 3, 2))
+    elif LEVEL == 3:
+        x = tl.permute(x, (0, 4, 2, 3, 1))
+    a, b = tl.split(x)
+    x = tl.join(a + b, a - b)
+    if LEVEL == 1:
+        x = tl.permute(x, (0, 1, 2, 4, 3))
+    elif LEVEL == 2:
+        x = tl.permute(x, (0, 1, 4, 3, 2))
+    elif LEVEL == 3:
+        x = tl.permute(x, (0, 4, 2, 3, 1))
     return x
 
 
