@@ -158,16 +158,23 @@ def lay_out(
 
 
 def launch(
-    form: Form, table: torch.Tensor, programs: Sequence[torch.Tensor], start: int = HELD
+    form: Form,
+    table: torch.Tensor,
+    programs: Sequence[torch.Tensor],
+    ranks: int = 1,
+    start: int = HELD,
 ) -> None:
     """Launch a form's kernels on the current stream.
 
     Args:
+        table: of all tensors, one rank after the other.
+        ranks: 1 with `KEPT`.
         start: one of the numbers of kernels/add.py; `HELD` with `KEPT`.
     """
     constants = {"B": BLOCK, **dict(form.constants), **EXACT}
     if form is not KEPT:
-        constants["START"] = start
+        count = table.numel() // kernels.FIELDS.value // ranks
+        constants.update(START=start, ranks=ranks, count=count)
     with current(table.device):
         for number, tensors in enumerate(programs):
             if form.rotated:
@@ -214,4 +221,4 @@ class Addition:
 
     def launch(self) -> None:
         """Launch ``acc[index] += weight * value`` of kept elements, or ``acc += weight * decode(payload)``."""
-        launch(self._form, self._table, self._programs, self._start)
+        launch(self._form, self._table, self._programs, start=self._start)

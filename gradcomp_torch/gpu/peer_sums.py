@@ -142,7 +142,7 @@ def sums_of(form: Form | KeptForm, *, begun: bool, decodes: bool) -> PeerSums:
 
 
 class _PayloadSums(PeerSums):
-    """Payloads: a launch, or two, for each rank."""
+    """Payloads: a launch, or two, for all ranks."""
 
     def __init__(self, form: Form, *, begun: bool, decodes: bool) -> None:
         super().__init__(begun=begun, decodes=decodes)
@@ -180,7 +180,8 @@ class _PayloadSums(PeerSums):
         self._arrays: list[npt.NDArray[Any]] = [tables, *programs]
         self._there = OnDevice.empty(self._arrays, accs[0].device)
         self._there.fill(self._arrays)
-        self._tables = list(self._there.part(0, tables, torch.int64).view(len(messages), -1))
+        self._table = self._there.part(0, tables, torch.int64)
+        self._ranks = len(messages)
         self._programs = [
             self._there.part(1 + number, array, torch.int32)
             for number, array in enumerate(programs)
@@ -189,9 +190,7 @@ class _PayloadSums(PeerSums):
     def launch(self, damaged: torch.Tensor) -> None:
         """See `PeerSums`."""
         start = fields.NONE if self._decodes else fields.HELD if self._begun else fields.ZERO
-        for table in self._tables:
-            launch(self._form, table, self._programs, start.value)
-            start = fields.HELD
+        launch(self._form, self._table, self._programs, self._ranks, start.value)
 
 
 class _KeptSums(PeerSums):

@@ -32,6 +32,12 @@ EXPECTED = {
     "int4": 12.5,
     "rotate|uniform(bits=4)": 40.5,
     "topk(ratio=0.01)": topk(0.013),
+    # One of 16 tiles has nearly all candidates, more than slots, and is read by 6 kernels.
+    "rows:topk(ratio=0.01)": topk(0) + 6 * 4 / 16,
+    # The average is written once, whatever the number of ranks.
+    "sums:int8": 4 + 8 * (1 + 4 / 512),
+    "sums:sign": 4 + 8 / 8,
+    "sums:fp16": 4 + 8 * 2,
     # A sample of 1.03 % is copied, and read by each of four digits; candidates are counted once.
     "sampled_topk(ratio=0.01)": topk(0.018)
     + 0.0103 * (8 + 4 * 4)

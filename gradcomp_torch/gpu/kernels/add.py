@@ -1,6 +1,7 @@
 """Decoded frames are added to averages: ``acc += weight * value``, each step rounded.
 
-A launch for each rank, in rank order. The table has a row for each tensor of it.
+Kept elements in a launch for each rank. Payloads of several ranks in one, in rank order: sums stay in registers, so
+that an average is read and written once. The table has a row for each tensor of each rank, one rank after the other.
 """
 
 import triton
@@ -36,10 +37,18 @@ NONE = tl.constexpr(2)
 
 
 @triton.jit
-def _row(table, tensors):
+def _place(table, tensors):
+    """Of a program: its tensor, the tensor's row of the first rank, and its block there."""
     block = tl.program_id(0)
-    row = table + tl.load(tensors + block).to(tl.int64) * FIELDS
-    return row, block - whole(row, FIRST)
+    tensor = tl.load(tensors + block)
+    row = row_of_rank(table, tensor, 0, 0)
+    return tensor, row, block - whole(row, FIRST)
+
+
+@triton.jit
+def row_of_rank(table, tensor, rank, count):
+    """The row of a tensor of a rank; each rank has ``count`` tensors."""
+    return table + (rank * count + tensor).to(tl.int64) * FIELDS
 
 
 @triton.jit
@@ -48,12 +57,13 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
 
     Indices of a frame differ, so nothing is added atomically.
     """
-    row, block = _row(table, tensors)
+    _, row, block = _place(table, tensors)
     i = block * B + tl.arange(0, B)
     ok = i < whole(row, COUNT)
     index = tl.load(tl.load(row + INDICES).to(tl.pointer_type(tl.int32)) + i, mask=ok, other=0)
     value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
-    _add(row, index, ok, value, HELD)
+    to = floats(row, ACC) + index
+    tl.store(to, tl.load(to, mask=ok, other=0.0) + real(row, WEIGHT) * value, mask=ok)
 
 
 @triton.jit
@@ -71,19 +81,26 @@ def compare_headers_kernel(pointers, damaged):
 
 @triton.jit
 def _elements(row, block, B: tl.constexpr):
-    """Payload, number of elements, and the elements of a program."""
-    return tl.load(row + VALUES), whole(row, COUNT), block * B + tl.arange(0, B)
+    """Number of elements, the elements of a program, and which of them exist."""
+    n, i = whole(row, COUNT), block * B + tl.arange(0, B)
+    return n, i, i < n
 
 
 @triton.jit
-def _add(row, i, ok, value, START: tl.constexpr):
-    to = floats(row, ACC) + i
-    total = real(row, WEIGHT) * value
+def _begun(row, i, ok, START: tl.constexpr, B: tl.constexpr):
+    """Sums to which the first rank's elements are added."""
     if START == HELD:
-        total = tl.load(to, mask=ok, other=0.0) + total
+        total = tl.load(floats(row, ACC) + i, mask=ok, other=0.0)
     elif START == ZERO:
-        total = 0.0 + total
-    tl.store(to, total, mask=ok)
+        total = tl.zeros((B,), tl.float32)
+    else:
+        total = tl.full((B,), -0.0, tl.float32)  # which leaves every number as it is
+    return total
+
+
+@triton.jit
+def _end(row, i, ok, total):
+    tl.store(floats(row, ACC) + i, total, mask=ok)
 
 
 @triton.jit
@@ -99,12 +116,17 @@ def _float(payload, at, ok):
 
 
 @triton.jit
-def add_floats_kernel(table, tensors, TYPE: tl.constexpr, START: tl.constexpr, B: tl.constexpr):
-    """Adds a payload of identity, fp16 or bf16. 12 bytes per element of identity, else 10."""
-    row, block = _row(table, tensors)
-    _, n, i = _elements(row, block, B)
-    ok = i < n
-    _add(row, i, ok, values_of(row, i, ok, TYPE), START)
+def add_floats_kernel(
+    table, tensors, ranks, count, TYPE: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+):
+    """Adds payloads of identity, fp16 or bf16. 4 bytes per element and rank of identity, else 2."""
+    tensor, row, block = _place(table, tensors)
+    _, i, ok = _elements(row, block, B)
+    total = _begun(row, i, ok, START, B)
+    for rank in range(ranks):
+        of_rank = row_of_rank(table, tensor, rank, count)
+        total += real(of_rank, WEIGHT) * values_of(of_rank, i, ok, TYPE)
+    _end(row, i, ok, total)
 
 
 @triton.jit
@@ -119,35 +141,49 @@ def values_of(row, i, ok, TYPE: tl.constexpr):
 
 
 @triton.jit
-def add_bits_kernel(table, tensors, ONE_BIT: tl.constexpr, START: tl.constexpr, B: tl.constexpr):
-    """Adds a payload of sign, or of onebit. 8.1 bytes per element."""
-    row, block = _row(table, tensors)
-    payload, n, i = _elements(row, block, B)
-    ok = i < n
+def add_bits_kernel(
+    table, tensors, ranks, count, ONE_BIT: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+):
+    """Adds payloads of sign, or of onebit. 0.1 bytes per element and rank."""
+    tensor, row, block = _place(table, tensors)
+    _, i, ok = _elements(row, block, B)
     HEAD: tl.constexpr = 8 if ONE_BIT else 4
-    negative = (_byte(payload, HEAD + i // 8, ok) >> (i % 8)) & 1
-    scales = payload.to(tl.pointer_type(tl.float32))
-    if ONE_BIT:
-        _add(row, i, ok, tl.where(negative != 0, tl.load(scales), tl.load(scales + 1)), START)
-    else:
-        _add(row, i, ok, tl.where(negative != 0, -tl.load(scales), tl.load(scales)), START)
+    total = _begun(row, i, ok, START, B)
+    for rank in range(ranks):
+        of_rank = row_of_rank(table, tensor, rank, count)
+        payload = tl.load(of_rank + VALUES)
+        negative = (_byte(payload, HEAD + i // 8, ok) >> (i % 8)) & 1
+        scales = payload.to(tl.pointer_type(tl.float32))
+        if ONE_BIT:
+            value = tl.where(negative != 0, tl.load(scales), tl.load(scales + 1))
+        else:
+            value = tl.where(negative != 0, -tl.load(scales), tl.load(scales))
+        total += real(of_rank, WEIGHT) * value
+    _end(row, i, ok, total)
 
 
 @triton.jit
-def add_ternary_kernel(table, tensors, START: tl.constexpr, B: tl.constexpr):
-    """Adds a payload of terngrad. 8.2 bytes per element.
+def add_ternary_kernel(table, tensors, ranks, count, START: tl.constexpr, B: tl.constexpr):
+    """Adds payloads of terngrad. 0.2 bytes per element and rank.
 
     Byte j of a block of 1280 elements has the elements j, j + 256, ...; the last block is shorter.
     """
-    row, block = _row(table, tensors)
-    payload, n, i = _elements(row, block, B)
-    ok = i < n
+    tensor, row, block = _place(table, tensors)
+    n, i, ok = _elements(row, block, B)
     begin = i // 1280 * 1280
+    total = _begun(row, i, ok, START, B)
     if (block + 1) * B <= n // 1280 * 1280:  # no division by a size that is not known here
-        _add(row, i, ok, _ternary(payload, i, begin, 256, ok), START)
+        for rank in range(ranks):
+            of_rank = row_of_rank(table, tensor, rank, count)
+            value = _ternary(tl.load(of_rank + VALUES), i, begin, 256, ok)
+            total += real(of_rank, WEIGHT) * value
     else:
         size = tl.where(ok, tl.minimum(256, (n - begin + 4) // 5), 1)
-        _add(row, i, ok, _ternary(payload, i, begin, size, ok), START)
+        for rank in range(ranks):
+            of_rank = row_of_rank(table, tensor, rank, count)
+            value = _ternary(tl.load(of_rank + VALUES), i, begin, size, ok)
+            total += real(of_rank, WEIGHT) * value
+    _end(row, i, ok, total)
 
 
 @triton.jit
@@ -162,20 +198,31 @@ def _ternary(payload, i, begin, size, ok):
 
 @triton.jit
 def add_integer_kernel(
-    table, tensors, EACH: tl.constexpr, BUCKET: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+    table,
+    tensors,
+    ranks,
+    count,
+    EACH: tl.constexpr,
+    BUCKET: tl.constexpr,
+    START: tl.constexpr,
+    B: tl.constexpr,
 ):
-    """Adds a payload of int8 (EACH level a byte) or int4 (EACH two). 9 or 8.5 bytes per element."""
-    row, block = _row(table, tensors)
-    payload, n, i = _elements(row, block, B)
-    ok = i < n
+    """Adds payloads of int8 (EACH level a byte) or int4 (EACH two). 1 or 0.5 bytes per element and rank."""
+    tensor, row, block = _place(table, tensors)
+    _, i, ok = _elements(row, block, B)
     STRIDE: tl.constexpr = 4 + BUCKET // EACH
     bucket = i // BUCKET * STRIDE
-    byte = _byte(payload, bucket + 4 + i % BUCKET // EACH, ok)
-    if EACH == 1:
-        level = (byte ^ 0x80) - 0x80
-    else:
-        level = (((byte >> (i % 2 * 4)) & 0xF) ^ 0x8) - 0x8
-    _add(row, i, ok, _float(payload, bucket, ok) * level.to(tl.float32), START)
+    total = _begun(row, i, ok, START, B)
+    for rank in range(ranks):
+        of_rank = row_of_rank(table, tensor, rank, count)
+        payload = tl.load(of_rank + VALUES)
+        byte = _byte(payload, bucket + 4 + i % BUCKET // EACH, ok)
+        if EACH == 1:
+            level = (byte ^ 0x80) - 0x80
+        else:
+            level = (((byte >> (i % 2 * 4)) & 0xF) ^ 0x8) - 0x8
+        total += real(of_rank, WEIGHT) * (_float(payload, bucket, ok) * level.to(tl.float32))
+    _end(row, i, ok, total)
 
 
 @triton.jit
@@ -190,71 +237,95 @@ def _symbol(payload, i, scales, ok, BITS: tl.constexpr):
 def add_qsgd_kernel(
     table,
     tensors,
+    ranks,
+    count,
     LEVELS: tl.constexpr,
     BITS: tl.constexpr,
     BUCKET: tl.constexpr,
     START: tl.constexpr,
     B: tl.constexpr,
 ):
-    """Adds a payload of qsgd. 9 bytes per element with 8 bits."""
-    row, block = _row(table, tensors)
-    payload, n, i = _elements(row, block, B)
-    ok = i < n
-    symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
-    norm = _float(payload, 4 * (i // BUCKET), ok)
-    unit = tl.div_rn(norm, tl.full((B,), LEVELS, tl.float32))
-    _add(row, i, ok, unit * ((symbol >> 1) ^ -(symbol & 1)).to(tl.float32), START)
+    """Adds payloads of qsgd. 1 byte per element and rank with 8 bits."""
+    tensor, row, block = _place(table, tensors)
+    n, i, ok = _elements(row, block, B)
+    total = _begun(row, i, ok, START, B)
+    for rank in range(ranks):
+        of_rank = row_of_rank(table, tensor, rank, count)
+        payload = tl.load(of_rank + VALUES)
+        symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
+        norm = _float(payload, 4 * (i // BUCKET), ok)
+        unit = tl.div_rn(norm, tl.full((B,), LEVELS, tl.float32))
+        level = (symbol >> 1) ^ -(symbol & 1)
+        total += real(of_rank, WEIGHT) * (unit * level.to(tl.float32))
+    _end(row, i, ok, total)
 
 
 @triton.jit
 def add_uniform_kernel(
-    table, tensors, BITS: tl.constexpr, BUCKET: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+    table,
+    tensors,
+    ranks,
+    count,
+    BITS: tl.constexpr,
+    BUCKET: tl.constexpr,
+    START: tl.constexpr,
+    B: tl.constexpr,
 ):
-    """Adds a payload of uniform. 8.5 bytes per element with 4 bits."""
-    row, block = _row(table, tensors)
-    payload, n, i = _elements(row, block, B)
-    ok = i < n
-    symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
+    """Adds payloads of uniform. 0.5 bytes per element and rank with 4 bits."""
+    tensor, row, block = _place(table, tensors)
+    n, i, ok = _elements(row, block, B)
     TOP: tl.constexpr = (1 << BITS) - 1
-    _add(
-        row,
-        i,
-        ok,
-        (2 * symbol - TOP).to(tl.float32) * _float(payload, 4 * (i // BUCKET), ok),
-        START,
-    )
+    total = _begun(row, i, ok, START, B)
+    for rank in range(ranks):
+        of_rank = row_of_rank(table, tensor, rank, count)
+        payload = tl.load(of_rank + VALUES)
+        symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
+        value = (2 * symbol - TOP).to(tl.float32) * _float(payload, 4 * (i // BUCKET), ok)
+        total += real(of_rank, WEIGHT) * value
+    _end(row, i, ok, total)
 
 
 @triton.jit
 def add_rotated_kernel(
-    table, tensors, BITS: tl.constexpr, REST: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+    table,
+    tensors,
+    ranks,
+    count,
+    BITS: tl.constexpr,
+    REST: tl.constexpr,
+    START: tl.constexpr,
+    B: tl.constexpr,
 ):
-    """Adds a block of a payload of rotate|uniform; or a tensor's rest, in an earlier launch, which leaves
-    the elements that it shares with the last block for it. 8.5 bytes per element with 4 bits.
+    """Adds a block of payloads of rotate|uniform; or a tensor's rest, in an earlier launch, which leaves
+    the elements that it shares with the last block for it. 0.5 bytes per element and rank with 4 bits.
 
     B is kernels/rotate.py's BLOCK.
     """
-    row, number = _row(table, tensors)
-    payload = tl.load(row + VALUES)
+    tensor, row, number = _place(table, tensors)
     n, log2 = whole(row, COUNT), whole(row, LOG2)
     block, i, inside, covered = block_or_rest(number, n, log2, REST)
     scales = (n >> log2) + tl.where(covered < n, 1, 0)
     TOP: tl.constexpr = (1 << BITS) - 1
-    symbol = _symbol(payload, i, scales, inside, BITS)
-    x = (2 * symbol - TOP).to(tl.float32) * _scale(payload, block)
     begin = n - (1 << log2)  # of the elements that a rest shares with the last block
-    shared = floats(row, SHARED) + (i - begin)
-    if not REST:
-        tail = inside & (i >= tl.where(covered < n, begin, n))
-        x = tl.where(tail, tl.load(shared, mask=tail, other=0.0), x)
-    x = hadamard(tl.where(inside, x, 0.0), log2)
-    x = flip(tl.load(row + STREAM), real(row, FACTOR), block, x)
-    if REST:
-        tl.store(shared, x, mask=inside & (i < covered))
-        neighbour = _scale(payload, block - 1)
-        x = tl.where(neighbour == neighbour, x, float("nan"))
-        inside = inside & (i >= covered)
-    _add(row, i, inside, x, START)
+    ends_here = inside & (i >= covered) if REST else inside
+    total = _begun(row, i, ends_here, START, B)
+    for rank in range(ranks):
+        of_rank = row_of_rank(table, tensor, rank, count)
+        payload = tl.load(of_rank + VALUES)
+        symbol = _symbol(payload, i, scales, inside, BITS)
+        x = (2 * symbol - TOP).to(tl.float32) * _scale(payload, block)
+        shared = floats(of_rank, SHARED) + (i - begin)
+        if not REST:
+            tail = inside & (i >= tl.where(covered < n, begin, n))
+            x = tl.where(tail, tl.load(shared, mask=tail, other=0.0), x)
+        x = hadamard(tl.where(inside, x, 0.0), log2)
+        x = flip(tl.load(of_rank + STREAM), real(of_rank, FACTOR), block, x)
+        if REST:
+            tl.store(shared, x, mask=inside & (i < covered))
+            neighbour = _scale(payload, block - 1)
+            x = tl.where(neighbour == neighbour, x, float("nan"))
+        total += real(of_rank, WEIGHT) * x
+    _end(row, i, ends_here, total)
 
 
 @triton.jit

@@ -16,11 +16,11 @@ from gradcomp_torch.gpu.kernels.add import (
     ACC,
     COUNT,
     COUNTED,
-    FIELDS,
     FIRST,
     INDICES,
     NUMEL,
     WEIGHT,
+    row_of_rank,
     values_of,
 )
 from gradcomp_torch.gpu.kernels.table import floats, real, whole
@@ -49,7 +49,7 @@ def bounds_kernel(
     exists = program < programs
     program = tl.minimum(program, programs - 1)
     tensor = tl.load(tensors + program)
-    row = _row(table, tensor, tl.program_id(1), count)
+    row = row_of_rank(table, tensor, tl.program_id(1), count)
     indices = tl.load(row + INDICES).to(tl.pointer_type(tl.int32))
     begin = (program - whole(row, FIRST)) * RANGE
     low = begin * 0
@@ -61,11 +61,6 @@ def bounds_kernel(
         high = tl.where(within & ~before, middle, high)
         low = tl.where(before, middle + 1, low)
     tl.store(bounds + tl.program_id(1) * programs + program, low, mask=exists)
-
-
-@triton.jit
-def _row(table, tensor, rank, count):
-    return table + (rank * count + tensor).to(tl.int64) * FIELDS
 
 
 @triton.jit
@@ -109,7 +104,7 @@ def add_ranks_kernel(
     """
     program = tl.program_id(0)
     tensor = tl.load(tensors + program)
-    row = _row(table, tensor, 0, count)
+    row = row_of_rank(table, tensor, 0, count)
     begin = (program - whole(row, FIRST)) * RANGE
     n = whole(row, NUMEL)
     end = tl.minimum(begin + RANGE, n)
@@ -121,7 +116,7 @@ def add_ranks_kernel(
             tl.store(acc + place, tl.zeros((B,), tl.float32), mask=place < end)
         tl.debug_barrier()  # other threads read the elements; likewise below
     for rank in range(ranks):
-        rank_row = _row(table, tensor, rank, count)
+        rank_row = row_of_rank(table, tensor, rank, count)
         number = _number(rank_row, COUNTS)
         said = _said(rank_row) if COUNTS else number
         if number != said:
