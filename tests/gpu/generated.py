@@ -7,7 +7,10 @@ compiled kernel that could make other bits than the core, or is slow by its form
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,10 @@ PTX = re.compile(
 LLVM = re.compile(
     r"f(?:mul|add|sub|div) (?:[a-z]+ )*(?:contract|fast|reassoc|arcp|afn)[a-z ]*|atomicrmw f\w+"
 )
+FENCED = {"digits_kernel": 1, "count_kernel": 1, "adapt_kernel": 1}
+"""Atomics that order other memory, by kernel: that of `select.ends_last`. Others would wait for it in vain."""
+
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 SHARED = 48 * 1024
 """Bytes of shared memory that every GPU grants without a request."""
 
@@ -114,9 +121,26 @@ def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:
         found = PTX.findall(compiled.asm["ptx"])
     else:
         found = LLVM.findall(compiled.asm["llir"])
+    if "ptx" in compiled.asm:
+        fences = len(re.findall(r"\b(?:atom|red)\.\S*acq_rel", compiled.asm["ptx"]))
+        if fences != FENCED.get(kernel.fn.__name__, 0):
+            found.append(f"{fences} atomics with a fence")
+        found += _stack(compiled.asm["cubin"])
     if compiled.metadata.shared > SHARED:
         found.append(f"{compiled.metadata.shared} bytes of shared memory")
     return sorted(set(found)), compiled
+
+
+def _stack(binary: bytes) -> list[str]:
+    """The bytes of a thread's registers that are in memory, if there are any."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [str(TOOLS / "cuobjdump"), "-res-usage", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    sizes = re.findall(r"STACK:(\d+)", done.stdout + done.stderr)
+    assert sizes, done.stdout + done.stderr
+    return [f"{size} bytes of stack" for size in sizes if size != "0"]
 
 
 def _launch_shared() -> None:

@@ -21,6 +21,7 @@ FAMILIES = (
     "a tenth of it large",
     "powers of two",
     "large",
+    "rows of different scale",
 )
 
 
@@ -57,6 +58,11 @@ def gradient(rng: np.random.Generator, family: str, n: int) -> Floats:
         case "powers of two":
             # Sums of these lie at ties of rounding.
             return np.copysign(np.exp2(rng.integers(-26, 27, n)), normal).astype(np.float32)
+        case "rows of different scale":
+            # Some rows, of 1 to 50 elements, have most of what is kept, as gradients of models have.
+            row = int(rng.integers(1, 51))
+            scales = np.exp(2 * rng.standard_normal(-(-n // row))).astype(np.float32)
+            return normal * scales.repeat(row)[:n]
         case "large":
             return (normal * np.float32(2e38)).clip(-3.4e38, 3.4e38).astype(np.float32)
     return normal

@@ -35,8 +35,13 @@ MUTANTS = {
     ),
     "slots in spite of an overflow": (
         "feedback:topk(ratio=0.05)|raw32",
-        "tl.where(enough, tl.load(state + OVERFLOW), 1) == 0",
-        "tl.where(enough, 0, 1) == 0",
+        "overflows = count > ROOM",
+        "overflows = count < 0",
+    ),
+    "the slots of a tile that overflows": (
+        "feedback:topk(ratio=0.05)|raw32",
+        "if from_slots & (count <= ROOM):",
+        "if from_slots:",
     ),
     "the histogram is kept": (
         "feedback:topk(ratio=0.05)|raw32",
@@ -83,11 +88,11 @@ MUTANTS = {
         "* STATE + PREFIX), INF - 1)",
         "* STATE + PREFIX), INF + 0x7FFFFF)",
     ),
-    "slots tell of all thresholds": (SAMPLED, "== 0, guess, INF)", "== 0, highest * 0, INF)"),
+    "slots tell of all thresholds": (SAMPLED, "known = tl.load(of + GUESS)", "known = highest * 0"),
     "slots that overflow tell of thresholds": (
         SAMPLED,
-        "tl.where(tl.load(of + OVERFLOW) == 0, ",
-        "tl.where(True, ",
+        "if tl.load(counts + first + tile) > ROOM:",
+        "if first < 0:",
     ),
     "elements below the guess are not counted": (FEW_SAMPLED, "if chosen != OPEN:", "if WHOLE:"),
     "a threshold that few elements reach": (SAMPLED, "tl.where(i < LAST, 1, 0)", "0"),
@@ -100,11 +105,6 @@ MUTANTS = {
         SAMPLED,
         "tl.where(decides, 0, goes_on * is_known)",
         "goes_on",
-    ),
-    "the guess tells of higher thresholds": (
-        SAMPLED,
-        "tl.where(threshold <= guess, candidates, 0)",
-        "candidates",
     ),
     "all thresholds are equal": (SAMPLED, "float_of(threshold) * factor", "float_of(threshold)"),
     "counts of the earlier launch": (
@@ -253,8 +253,8 @@ MUTANTS = {
         "tl.split(tl.permute(pairs, (1, 0)))",
         "tl.split(tl.reshape(lanes, ((COUNT // 2) >> level, 2)))",
     ),
-    "most of a vector is projected out once": ("bases", "further = 1", "further = 0"),
-    "a unit vector is projected out once": ("bases", "further = 2", "further = 1"),
+    "most of a vector is projected out once": ("bases", "turns = 3", "turns = 2"),
+    "a unit vector is projected out once": ("bases", "turns = 4", "turns = 3"),
     "a unit vector of a large projection": (
         "bases",
         "less = (i + lane < n) & (taken < least)",

@@ -25,7 +25,8 @@ class TopK(Encoder):
     """`topk` with all value types: kernels/select.py, then kernels/pack.py.
 
     The host launches 8 kernels, and up to 3 more with error feedback, whatever the number of tensors.
-    12 bytes per element with error feedback and O(k); 36 where the guess failed.
+    12 bytes per element with error feedback and O(k); 24 more in tiles that have more candidates than slots, and
+    everywhere where the guess failed.
     """
 
     DIGITS = (8, 8, 8, 7)
@@ -232,12 +233,13 @@ class TopK(Encoder):
 
 
 def guess_of(numel: int, k: int) -> tuple[int, int, int]:
-    """Runs of 16 elements, the stride between them, and the rank of the guess among them.
+    """Runs of consecutive elements, the stride between them, and the rank of the guess among them.
 
     Small tensors are looked at whole; of others the rank is four standard deviations beyond k's.
     """
+    run = select.RUN.value
     if numel <= TopK.SAMPLE:
-        return -(-numel // 16), 16, k
-    runs = TopK.SAMPLE // 16
-    rank = 16 * runs * k / numel
+        return -(-numel // run), run, k
+    runs = TopK.SAMPLE // run
+    rank = run * runs * k / numel
     return runs, numel // runs, math.ceil(rank + 4 * math.sqrt(rank) + 8)

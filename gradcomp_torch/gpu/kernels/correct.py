@@ -118,4 +118,4 @@ def correct_kernel(
     x = corrected(row, i, ok, MODE, True, False, ALIGNED)
     tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=ok)
     if tl.max(tl.where(ok, magnitude(x), 0), axis=0) >= INF:
-        tl.atomic_or(flags + tensor, 1)
+        tl.atomic_or(flags + tensor, 1, sem="relaxed")

@@ -29,7 +29,7 @@ def find_nonfinite_kernel(table, tensors, found, B: tl.constexpr):
     x = tl.load(grad, mask=ok, other=0.0)
     largest = tl.max(magnitude(x), axis=0)
     if largest >= INF:
-        tl.atomic_or(found + tensor, 1)
+        tl.atomic_or(found + tensor, 1, sem="relaxed")
 
 
 @triton.jit

@@ -58,20 +58,26 @@ def orthonormalize_kernel(table, B: tl.constexpr):
     tl.debug_barrier()  # other threads read the elements; likewise below
     for c in range(rank):
         vector = wide + c * n
-        before = tl.sqrt(_dot(vector, vector, n, B))
-        _project_out(wide, vector, c, n, B)
-        left = tl.sqrt(_dot(vector, vector, n, B))
-        further = 0
-        if left <= DEPENDENT * before:
-            _replace(wide, vector, c, n, B)
-            further = 2
-        else:
-            if left < 0.5 * before:
-                further = 1
-        for _ in range(further):
-            _project_out(wide, vector, c, n, B)
-        if further > 0:
+        # One loop: each place of a sum in the code costs registers. The norm of the vector comes first, then that of
+        # what each projection has left of it.
+        before = tl.load(vector) * 0
+        left = before
+        turns = 2
+        turn = 0
+        while turn < turns:
+            if turn > 0:
+                _project_out(wide, vector, c, n, B)
             left = tl.sqrt(_dot(vector, vector, n, B))
+            if turn == 0:
+                before = left
+            elif turn == 1:
+                if left <= DEPENDENT * before:
+                    _replace(wide, vector, c, n, B)
+                    turns = 4
+                else:
+                    if left < 0.5 * before:
+                        turns = 3
+            turn += 1
         scale = 1 / left
         for i in range(0, n, B):
             ok = i + lane < n
@@ -154,7 +160,7 @@ def keep_kernel(table, tensors, first, unsafe, B: tl.constexpr):
         x = tl.load(sent + i + lane, mask=ok, other=0.0)
         overflows |= tl.where(tl.abs(x) < SAFE, 0, 1)
         known |= tl.where(zero_nonfinite(tl.load(mean + i + lane, mask=ok, other=0.0)) == 0, 0, 1)
-    tl.atomic_or(unsafe + tensor, tl.max(overflows, axis=0))
+    tl.atomic_or(unsafe + tensor, tl.max(overflows, axis=0), sem="relaxed")
     if tl.max(known, axis=0) > 0:
         for i in range(0, n, B):
             ok = i + lane < n

@@ -53,7 +53,7 @@ def largest_kernel(table, tensors, state, values, B: tl.constexpr):
     x = tl.load(
         values + tl.load(row + OUT) + i, mask=i < tl.load(state + tensor * STATE + COUNT), other=0.0
     )
-    tl.atomic_max(state + tensor * STATE + LARGEST, tl.max(magnitude(x), axis=0))
+    tl.atomic_max(state + tensor * STATE + LARGEST, tl.max(magnitude(x), axis=0), sem="relaxed")
 
 
 @triton.jit

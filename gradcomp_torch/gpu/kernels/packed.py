@@ -43,16 +43,16 @@ def pack_kernel(table, tensors, state, indices, words, B: tl.constexpr):
     index = tl.load(indices + tl.load(row + OUT) + i, mask=ok, other=0)
     upper = words + tl.load(row + PACKED)
     place = (index >> low_bits) + i
-    tl.atomic_or(upper + place // 32, _bit(place % 32), mask=ok)
+    tl.atomic_or(upper + place // 32, _bit(place % 32), mask=ok, sem="relaxed")
     lower = upper + whole(row, UPPER)
     low = (index & ((1 << low_bits) - 1)).to(tl.uint32)
     begin = i * low_bits
     shift = begin % 32
     head = (low << shift.to(tl.uint32)).to(tl.int32, bitcast=True)
-    tl.atomic_or(lower + begin // 32, head, mask=ok)
+    tl.atomic_or(lower + begin // 32, head, mask=ok, sem="relaxed")
     beyond = shift + low_bits > 32
     rest = (low >> tl.where(beyond, 32 - shift, 0).to(tl.uint32)).to(tl.int32, bitcast=True)
-    tl.atomic_or(lower + begin // 32 + 1, rest, mask=ok & beyond)
+    tl.atomic_or(lower + begin // 32 + 1, rest, mask=ok & beyond, sem="relaxed")
 
 
 @triton.jit

@@ -19,7 +19,6 @@ from gradcomp_torch.gpu.kernels.select import (
     ENDED,
     EXACT,
     GUESS,
-    OVERFLOW,
     PREFIX,
     STATE,
     THRESHOLD,
@@ -96,8 +95,8 @@ def adapt_kernel(
 ):
     """Counts a span's elements between thresholds; the tensor's last program chooses one of these.
 
-    The first launch reads slots, which tell of thresholds above the guess. Where these do not suffice, the second
-    one, with WHOLE, reads all elements: 4 bytes each.
+    The first launch reads slots, and tiles with too few of them, which tell of thresholds above the guess. Where these
+    do not suffice, the second one, with WHOLE, reads all elements: 4 bytes each.
 
     Args:
         missed: BINS numbers for each tensor, before and after the launch zeros.
@@ -112,7 +111,6 @@ def adapt_kernel(
         return
     highest = tl.minimum(tl.load(state_of_samples + tensor * STATE + PREFIX), INF - 1)
     factor = real(sample, LOWER)
-    guess = tl.load(of + GUESS)
     found = tl.zeros((BINS,), tl.int32)
     if WHOLE:
         known = highest * 0  # the least threshold for which all elements are counted
@@ -120,14 +118,20 @@ def adapt_kernel(
             x, _, ok = tile_of(row, tile, TILE)
             found += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
     else:
-        known = tl.where(tl.load(of + OVERFLOW) == 0, guess, INF)
-        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+        known = tl.load(of + GUESS)
+        slots, filled, whole_tiles = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         x = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
         ok = tl.reshape(filled, (SPAN * ROOM,))
         found += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
+        if whole_tiles > 0:
+            for tile in range(begin, end):
+                if tl.load(counts + first + tile) > ROOM:
+                    y, _, exists = tile_of(row, tile, TILE)
+                    missed_by = _missed(magnitude(y), highest, factor, LAST)
+                    found += tl.histogram(missed_by, BINS, mask=exists)
     place = tl.arange(0, BINS)
     bins = missed + tensor * BINS + place
-    tl.atomic_add(bins, found, mask=found > 0)
+    tl.atomic_add(bins, found, mask=found > 0, sem="relaxed")
     if ends_last(row, of, SPAN, TILE):
         tl.store(of + ENDED, 0)
         counted = tl.load(bins, cache_modifier=".cg")
@@ -143,9 +147,8 @@ def adapt_kernel(
         for i in range(LAST + 1):
             is_known = tl.where(threshold >= known, 1, 0)
             # Elements that reach the guess also reach a threshold below it: at least that many do.
-            least = tl.where(threshold <= guess, candidates, 0)
             number = tl.where(
-                is_known == 1, tl.sum(tl.where(place == i, reached, 0), axis=0), least
+                is_known == 1, tl.sum(tl.where(place == i, reached, 0), axis=0), candidates
             )
             many = number > whole(sample, MOST)
             few = tl.where(number < whole(sample, FEWEST), tl.where(i < LAST, 1, 0), 0)

@@ -3,13 +3,14 @@
 Magnitudes compare as integers; of equal ones the lower index is kept. Nothing waits for the device:
 kernels read all decisions from a small state. In one pass over memory, each tile of the residual is
 corrected, and its elements that reach a guess are copied to the tile's slots. Where a tensor's guess
-found k elements and no tile overflowed, a radix selection of four digits reads the slots, else the
-whole residual: a bad guess costs time, never exactness.
+found k elements, a radix selection of four digits reads the slots, and the whole tile where these are too few, as
+in a row of large elements. Else it reads the whole residual: a bad guess costs time, never exactness.
 
 After that pass a program has a *span* of several tiles of one tensor. The last program of a tensor that
 ends draws the conclusion of a launch; no program waits for another.
 
-Bytes per element with feedback: 12, and O(k) after a good guess; 36 after a bad one.
+Bytes per element with feedback: 12, and O(k) after a good guess, and 24 of tiles with too few slots; 36 after a bad
+guess.
 """
 
 import triton
@@ -36,16 +37,18 @@ from gradcomp_torch.gpu.kernels.table import (
 )
 from gradcomp_torch.gpu.kernels.value_types import BF16, rounded
 
+RUN = tl.constexpr(4)
+"""Consecutive elements of a sample for a guess: few, so that it has many rows of a matrix."""
+
 # Fields of a tensor's state, int32.
 STATE = tl.constexpr(16)  # number of fields
 PREFIX = tl.constexpr(0)  # upper digits of the k-th largest magnitude, at last all its bits
 TAKEN = tl.constexpr(1)  # elements above the prefix; then k - TAKEN of those equal to it are kept
 CANDIDATES = tl.constexpr(2)  # elements that reach the guess
 NOT_FINITE = tl.constexpr(3)  # whether an element is NaN or Inf
-OVERFLOW = tl.constexpr(4)  # whether a tile had more candidates than slots
-GUESS = tl.constexpr(5)  # magnitude bits
-ENDED = tl.constexpr(6)  # programs of the tensor that have ended in a launch
-COUNT = tl.constexpr(7)  # number of kept elements
+GUESS = tl.constexpr(4)  # magnitude bits
+ENDED = tl.constexpr(5)  # programs of the tensor that have ended in a launch
+COUNT = tl.constexpr(6)  # number of kept elements
 LARGEST = tl.constexpr(8)  # magnitude bits of the largest kept element, for values=int8
 SCALES = tl.constexpr(8)  # four float32 that decode kept values, as bits
 THRESHOLD = tl.constexpr(
@@ -64,8 +67,8 @@ def guess_kernel(table, state, MODE: tl.constexpr, S: tl.constexpr, STEPS: tl.co
     row = row_of(table, tensor)
     at = tl.arange(0, S)
     # A stride has 32 bits, and so has every sampled index.
-    i = (at // 16) * whole(row, STRIDE) + at % 16
-    ok = (at // 16 < whole(row, RUNS)) & (i < whole(row, NUMEL))
+    i = (at // RUN) * whole(row, STRIDE) + at % RUN
+    ok = (at // RUN < whole(row, RUNS)) & (i < whole(row, NUMEL))
     x = corrected(row, i, ok, MODE, False, False, False)
     m = tl.where(ok, magnitude(x), -1)
     rank = whole(row, RANK)
@@ -92,7 +95,8 @@ def collect_kernel(
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Corrects a tile, and copies its elements that reach the guess to its slots, in order."""
+    """Corrects a tile, and copies its elements that reach the guess to its slots, in order: the first ones, where
+    there are more than slots. ``counts`` gets their number."""
     tile = tl.program_id(0)
     tensor = tl.load(tensors + tile)
     row = row_of(table, tensor)
@@ -162,24 +166,21 @@ def _collect(
     # Two counts in one reduction; a tile has less than 2^16 elements.
     both = tl.sum(hit.to(tl.int32) + (not_finite.to(tl.int32) << 16), axis=0)
     if both >> 16 != 0:
-        tl.atomic_or(state + NOT_FINITE, 1)
+        tl.atomic_or(state + NOT_FINITE, 1, sem="relaxed")
     found = both & 0xFFFF
     at = tl.cumsum(hit.to(tl.int32), axis=0) - 1
-    tl.store(counts + tile, tl.minimum(found, ROOM))
+    tl.store(counts + tile, found)
     slot = tile.to(tl.int64) * ROOM + at
     fits = hit & (at < ROOM)
     tl.store(slot_indices + slot, i, mask=fits)
     tl.store(slot_values + slot, x, mask=fits)
-    tl.atomic_add(state + CANDIDATES, found)
-    if found > ROOM:
-        tl.atomic_or(state + OVERFLOW, 1)
+    tl.atomic_add(state + CANDIDATES, found, sem="relaxed")
 
 
 @triton.jit
-def _from_slots(state, k):
-    """Whether the slots hold the tensor's k largest elements."""
-    enough = tl.load(state + CANDIDATES) >= k
-    return tl.where(enough, tl.load(state + OVERFLOW), 1) == 0
+def has_candidates(state, k):
+    """Whether the tensor's k largest elements reach the guess."""
+    return tl.load(state + CANDIDATES) >= k
 
 
 @triton.jit
@@ -198,12 +199,16 @@ def _spans(row, SPAN: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def slots_of(counts, slots, first, begin, end, SPAN: tl.constexpr, ROOM: tl.constexpr):
-    """Pointers to the slots of a span's tiles, [SPAN, ROOM], and which of them are filled."""
+    """Pointers to the slots of a span's tiles, [SPAN, ROOM], which of them are filled, and the number of tiles that
+    had too few: none of theirs counts as filled."""
     tile = begin + tl.arange(0, SPAN)
     count = tl.load(counts + first + tile, mask=tile < end, other=0)
+    overflows = count > ROOM
+    count = tl.where(overflows, 0, count)
     at = tl.arange(0, ROOM)
     slot = (first + tile).to(tl.int64) * ROOM
-    return slots + slot[:, None] + at[None, :], at[None, :] < count[:, None]
+    pointers = slots + slot[:, None] + at[None, :]
+    return pointers, at[None, :] < count[:, None], tl.sum(overflows.to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -243,16 +248,20 @@ def digits_kernel(
         return
     prefix = tl.load(of + PREFIX)
     found = tl.zeros((1 << BITS,), tl.int32)
-    if _from_slots(of, whole(row, KEPT)):
-        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+    whole_tiles = end - begin
+    most = whole_tiles * 0 - 1  # candidates of tiles whose slots are read
+    if has_candidates(of, whole(row, KEPT)):
+        slots, filled, whole_tiles = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         kept = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
         found += _digits(kept, tl.reshape(filled, (SPAN * ROOM,)), prefix, SHIFT, BITS)
-    else:
+        most = most * 0 + ROOM
+    if whole_tiles > 0:
         for tile in range(begin, end):
-            x, _, ok = tile_of(row, tile, TILE)
-            found += _digits(x, ok, prefix, SHIFT, BITS)
+            if tl.load(counts + first + tile) > most:
+                x, _, ok = tile_of(row, tile, TILE)
+                found += _digits(x, ok, prefix, SHIFT, BITS)
     bins = histogram + tensor * BINS + tl.arange(0, 1 << BITS)
-    tl.atomic_add(bins, found, mask=found > 0)
+    tl.atomic_add(bins, found, mask=found > 0, sem="relaxed")
     if ends_last(row, of, SPAN, TILE):
         _pick(of, whole(row, KEPT), bins, BITS)
 
@@ -319,22 +328,30 @@ def count_kernel(
     of = state + tensor * STATE
     limit, least = _limits(of, SAMPLED)
     span = tl.program_id(0)
-    if _from_slots(of, whole(row, KEPT)):
-        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+    number_above = span * 0
+    number_equal = span * 0
+    whole_tiles = end - begin
+    most = whole_tiles * 0 - 1  # candidates of tiles whose slots are read
+    if has_candidates(of, whole(row, KEPT)):
+        slots, filled, whole_tiles = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         x = tl.load(slots, mask=filled, other=0.0)
         kept_more, kept_same = _compared(x, filled, limit, least)
-        tl.store(above + span, tl.sum(tl.sum(kept_more, axis=1), axis=0))
-        tl.store(equal + span, tl.sum(tl.sum(kept_same, axis=1), axis=0))
-    else:
+        number_above += tl.sum(tl.sum(kept_more, axis=1), axis=0)
+        number_equal += tl.sum(tl.sum(kept_same, axis=1), axis=0)
+        most = most * 0 + ROOM
+    if whole_tiles > 0:
         all_more = tl.zeros((TILE,), tl.int32)
         all_same = tl.zeros((TILE,), tl.int32)
         for tile in range(begin, end):
-            x, _, ok = tile_of(row, tile, TILE)
-            more, same = _compared(x, ok, limit, least)
-            all_more += more
-            all_same += same
-        tl.store(above + span, tl.sum(all_more, axis=0))
-        tl.store(equal + span, tl.sum(all_same, axis=0))
+            if tl.load(counts + first + tile) > most:
+                x, _, ok = tile_of(row, tile, TILE)
+                more, same = _compared(x, ok, limit, least)
+                all_more += more
+                all_same += same
+        number_above += tl.sum(all_more, axis=0)
+        number_equal += tl.sum(all_same, axis=0)
+    tl.store(above + span, number_above)
+    tl.store(equal + span, number_equal)
     if ends_last(row, of, SPAN, TILE):
         tl.store(of + ENDED, 0)
         first_span = whole(row, FIRST_SPAN)
@@ -396,28 +413,44 @@ def compact_kernel(
     values += kept
     more_before = tl.load(above + tl.program_id(0))
     same_before = tl.load(equal + tl.program_id(0))
-    if _from_slots(of, k):
+    from_slots = has_candidates(of, k)
+    slots, filled, whole_tiles = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+    if from_slots & (whole_tiles == 0):
         SIZE: tl.constexpr = SPAN * ROOM
-        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         kept_values = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SIZE,))
         present = tl.reshape(filled, (SIZE,))
         kept_more, kept_same = _compared(kept_values, present, limit, least)
         keeps, places, _ = _places(kept_more, kept_same, more_before, same_before, ties)
-        index_slots, _ = slots_of(counts, slot_indices, first, begin, end, SPAN, ROOM)
+        index_slots, _, _ = slots_of(counts, slot_indices, first, begin, end, SPAN, ROOM)
         index = tl.load(tl.reshape(index_slots, (SIZE,)), mask=keeps, other=0)
         tl.store(indices + places, index, mask=keeps)
         tl.store(values + places, kept_values, mask=keeps)
         _subtract(row, index, kept_values, keeps, TYPE, MODE, MASKING)
     else:
         for tile in range(begin, end):
-            x, i, ok = tile_of(row, tile, TILE)
-            more, same = _compared(x, ok, limit, least)
-            keep, to, both = _places(more, same, more_before, same_before, ties)
-            tl.store(indices + to, i, mask=keep)
-            tl.store(values + to, x, mask=keep)
-            _subtract(row, i, x, keep, TYPE, MODE, MASKING)
-            more_before += both & 0xFFFF
-            same_before += both >> 16
+            count = tl.load(counts + first + tile)
+            if from_slots & (count <= ROOM):
+                at = tl.arange(0, ROOM)
+                slot = (first + tile).to(tl.int64) * ROOM + at
+                in_slot = at < count
+                y = tl.load(slot_values + slot, mask=in_slot, other=0.0)
+                slot_more, slot_same = _compared(y, in_slot, limit, least)
+                keep, to, both = _places(slot_more, slot_same, more_before, same_before, ties)
+                j = tl.load(slot_indices + slot, mask=keep, other=0)
+                tl.store(indices + to, j, mask=keep)
+                tl.store(values + to, y, mask=keep)
+                _subtract(row, j, y, keep, TYPE, MODE, MASKING)
+                more_before += both & 0xFFFF
+                same_before += both >> 16
+            else:
+                x, i, ok = tile_of(row, tile, TILE)
+                more, same = _compared(x, ok, limit, least)
+                keeps_tile, to_tile, both_tile = _places(more, same, more_before, same_before, ties)
+                tl.store(indices + to_tile, i, mask=keeps_tile)
+                tl.store(values + to_tile, x, mask=keeps_tile)
+                _subtract(row, i, x, keeps_tile, TYPE, MODE, MASKING)
+                more_before += both_tile & 0xFFFF
+                same_before += both_tile >> 16
 
 
 @triton.jit
