@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -473,7 +474,9 @@ class Compression(TensorControls, BaseCompression):
 
     def _connect_devices(self) -> None:
         """See `BaseCompression`."""
-        places = {tensor.device for _, tensor in self._names.tensors()}
+        places: Counter[torch.device] = Counter()
+        for _, tensor in self._names.tensors():
+            places[tensor.device] += tensor.numel()
         built = "" if hvd.nccl_built() else "its Horovod is built without NCCL"
 
         def gather(text: str) -> list[str]:

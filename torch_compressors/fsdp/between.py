@@ -127,7 +127,7 @@ class FSDPCompression(Closing, ShardedControls):
             exchange_groups(group, 1, timeout), limit, "fsdp_hook"
         )
         self._devices, engine = connect_devices(
-            self._pipeline, gloo, group, model.parameters(), timeout
+            self._pipeline, gloo, group, map(_local, model.parameters()), timeout
         )
         self._driver = Driver(engine)
         self._together = {
@@ -226,6 +226,11 @@ class FSDPCompression(Closing, ShardedControls):
         everywhere = of_ranks.reshape(-1, own_waits.size).all(axis=0)
         for (name, parameters), may_wait in zip(found.items(), everywhere, strict=True):
             self._awaits[name] = parameters if may_wait else []
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a parameter, or all of one that is not sharded."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,7 +41,9 @@ def connect_devices(
         parameters: with gradients.
     """
     devices = Devices(pipeline.config.compress.device)
-    places = {parameter.device for parameter in parameters}
+    places: Counter[torch.device] = Counter()
+    for parameter in parameters:
+        places[parameter.device] += parameter.numel()
     devices.connect(
         pipeline, places, _obstacle(world, places), lambda text: gather_texts(text, world)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from unittest import mock
 
@@ -52,12 +53,44 @@ def ranks_with_and_without_a_device() -> None:
 
 @cases
 def a_device_is_turned_off() -> None:
-    """Without `compress.device: auto` nothing is launched."""
+    """Without `compress.device: auto` nothing is launched, and the first rank says once what that costs."""
     config = mixed()
-    with on_device({0, 1}) as device:
+    with (
+        on_device({0, 1}) as device,
+        mock.patch.object(finding, "_told", set()),
+        mock.patch.object(finding, "_log") as log,
+    ):
         training = Training(config, MIXED)
         training.check_steps(Loopback(config, hvd.size()), range(2))
+        Training(config, MIXED)
     assert device.log == []
+    texts = [call.args[0] % call.args[1:] for call in log.warning.call_args_list]
+    elements = sum(math.prod(shape) for shape in MIXED.values())
+    assert len(texts) == int(hvd.rank() == 0), texts
+    for text in texts:
+        assert f"the CPU compresses {elements:,} elements" in text
+        assert f"about {1.1e-6 * elements:.1f} ms more" in text
+
+
+@cases
+def a_device_without_memory_for_residuals() -> None:
+    """Its gradients are compressed on the host, a line says so, and with `direct` no rank sends from its device."""
+    full = hvd.rank() == 1
+    shapes = {"a": (50, 90)}
+    for setting in ("auto", "direct"):
+        config = configured("residual|topk(ratio=0.05)|raw32", device=setting)
+        free = 2 * 4 * 4500 - int(full)
+        with (
+            on_device({0, 1}) as device,
+            mock.patch.object(finding, "_free_bytes", return_value=free),
+            mock.patch.object(finding, "_log") as log,
+        ):
+            training = Training(config, shapes)
+            training.check_steps(Loopback(config, hvd.size()), range(2))
+        assert bool(device.log) is not full, device.log
+        assert not [line for line in device.log if line.startswith("begin")], "sent from a device"
+        texts = [call.args[0] % call.args[1:] for call in log.warning.call_args_list]
+        assert any("residuals would take 0.0 GB" in text for text in texts) is full, texts
 
 
 @cases
