@@ -133,7 +133,9 @@ class GradientAverager(Closing, ScalerControls):
                 self._start(name, parameter)
             self.stats.count("allreduce", used.nbytes)
             request = self._driver.post(AllReduce("step.used", used))
-            averages = {name: self._collector.finish(name) for name in self._parameters}
+            averages = dict(
+                zip(self._parameters, self._collector.averages(self._parameters), strict=True)
+            )
             share: FloatArray = self._driver.reply(request)
             dropped = [name for name, part in zip(self._parameters, share, strict=True) if not part]
             self.pipeline.last_step.put_back(dropped)
@@ -173,7 +175,7 @@ class GradientAverager(Closing, ScalerControls):
         resolved = self._collector.resolve(name, tuple(grad.shape))
         route = self._collector.route(resolved, sums_dtype=grad.dtype in SUMMABLE_DTYPES)
         if route is Route.DENSE:
-            self.pipeline.count_dense(name, grad.nbytes)
+            self.pipeline.count_dense({name: grad.nbytes})
             array = grad.detach().cpu().contiguous().reshape(-1).numpy()
             self._driver.start(name, dense_round(name, array))
         else:

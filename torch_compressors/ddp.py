@@ -368,7 +368,7 @@ class DDPCompression(Closing, ScalerControls):
 
     def _start_dense(self, arrived: _Arrived, name: str, grad: FloatArray) -> None:
         """Start the all-reduce of a gradient that travels uncompressed, in its own dtype."""
-        self.pipeline.count_dense(name, grad.nbytes)
+        self.pipeline.count_dense({name: grad.nbytes})
         arrives = None if arrived.copies is None else arrived.copies.wait
         self._driver.start(name, dense_round(name, grad, arrives), beside=self._beside)
 
@@ -376,15 +376,14 @@ class DDPCompression(Closing, ScalerControls):
         """Start the all-reduce of a sparse gradient in the model's group, as DDP does without a hook."""
         ((name, grad),) = arrived.grads.items()
         self._route(name, grad)
-        self.pipeline.count_dense(name, grad._values().nbytes + grad._indices().nbytes)
+        self.pipeline.count_dense({name: grad._values().nbytes + grad._indices().nbytes})
         world = self._model.world
         grad.div_(world.size())
         arrived.work = keep(dist.all_reduce(grad, group=world, async_op=True))
 
     def _start_together(self, grads: Mapping[str, torch.Tensor]) -> None:
         """Start one all-reduce on the device of all gradients of a bucket that travel uncompressed."""
-        for name, grad in grads.items():
-            self.pipeline.count_dense(name, grad.nbytes)
+        self.pipeline.count_dense({name: grad.nbytes for name, grad in grads.items()})
         first = next(iter(grads))
         round_ = sum_together(f"{first}+{len(grads) - 1}", list(grads.values()))
         self._driver.start(first, round_, list(grads), beside=self._beside)
@@ -448,8 +447,9 @@ class DDPCompression(Closing, ScalerControls):
                 arrived.future.set_result(arrived.buffer)
                 continue
             there: dict[str, torch.Tensor] = {}
-            for name, grad in arrived.grads.items():
-                average: Any = self._collector.finish(name)
+            averages = self._collector.averages(arrived.grads)
+            average: Any
+            for (name, grad), average in zip(arrived.grads.items(), averages, strict=True):
                 if isinstance(average, TensorArray):
                     average = average.tensor
                 if isinstance(average, torch.Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -194,8 +194,12 @@ class Driver:
 
     def finish(self, name: str) -> FloatArray:
         """Run all started rounds to their ends; returns the average of a tensor, flat float32."""
+        return self.averages([name])[0]
+
+    def averages(self, names: Iterable[str]) -> list[FloatArray]:
+        """As `finish`, of several tensors."""
         self.finish_all()
-        return self._averages.pop(name)
+        return [self._averages.pop(name) for name in names]
 
     def finish_all(self) -> None:
         """Run all started rounds to their ends."""

@@ -260,9 +260,13 @@ class Collector:
 
     def finish(self, name: str) -> FloatArray:
         """The average of a gradient, flat float32; see `finish_all`."""
+        return self.averages([name])[0]
+
+    def averages(self, names: Collection[str]) -> list[FloatArray]:
+        """As `finish`, of several gradients."""
         self.finish_all()
-        self._of_this_step.discard(name)
-        return self._driver.finish(name)
+        self._of_this_step.difference_update(names)
+        return self._driver.averages(names)
 
     def finish_all(self) -> None:
         """Run all rounds to their ends; every rank must have added the same gradients before."""

@@ -359,12 +359,12 @@ class Pipeline:
         bucket = members[0].aggregator.bucket_round(label, members)
         return counted(self.stats, self.node, label, grads, bucket)
 
-    def count_dense(self, name: str, nbytes: int) -> None:
-        """Count a tensor of ``nbytes`` that an engine averages itself, as `sends_dense` or `waits_dense` allow."""
-        self._state.go_dense(name)
-        self._count(name)
-        self.stats.count_gradients(nbytes)
-        self.stats.count("allreduce", nbytes)
+    def count_dense(self, sizes: Mapping[str, int]) -> None:
+        """Count tensors that an engine averages itself, as `sends_dense` or `waits_dense` allow: bytes by name."""
+        for name in sizes:
+            self._state.go_dense(name)
+            self._count(name)
+        self.stats.count_dense(sum(sizes.values()))
 
     def _count(self, name: str) -> int:
         """Count one more average of a tensor; returns the number of earlier averages."""

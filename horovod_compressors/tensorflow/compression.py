@@ -408,7 +408,7 @@ class Compression(BaseCompression):
                 grads = values[len(step.setters) :]
                 self._report(collector.begin_step(step.names))
                 for tensor in step.dense:
-                    self.pipeline.count_dense(tensor.name, tensor.nbytes)
+                    self.pipeline.count_dense({tensor.name: tensor.nbytes})
             for place, grad in zip(places, grads, strict=True):
                 tensor = step.compressed[place]
                 resolved = collector.resolve(tensor.name, tensor.shape)

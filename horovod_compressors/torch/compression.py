@@ -276,13 +276,13 @@ class Compression(TensorControls, BaseCompression):
             )
         if tensor.is_complex():
             _check_complex(resolved, tensor)
-            self.pipeline.count_dense(name, tensor.nbytes)
+            self.pipeline.count_dense({name: tensor.nbytes})
             return torch.view_as_real(tensor.resolve_conj()).contiguous(), _PAIRS
         # A single all-reduce by Horovod would need the payload now. Adasum has no other.
         fuses = tensor.requires_grad or not self._on_device
         route = collector.route(resolved, sums_dtype=tensor.dtype in SUMMABLE_DTYPES, fuses=fuses)
         if route is Route.DENSE:
-            self.pipeline.count_dense(name, tensor.nbytes)
+            self.pipeline.count_dense({name: tensor.nbytes})
             return tensor.contiguous(), _DENSE
         context = _Context(name, tensor.shape, tensor.dtype, tensor.device, None, None)
         if route is Route.LINEAR:

@@ -160,7 +160,7 @@ def resolutions(use: Any) -> int:
                 resolved = collector.resolve(name, shape)
                 grad = np.ones(shape, np.float32)
                 if collector.route(resolved, sums_dtype=True) is Route.DENSE:
-                    pipeline.count_dense(name, grad.nbytes)
+                    pipeline.count_dense({name: grad.nbytes})
                 else:
                     collector.add(resolved, grad, grad.nbytes)
                     collected.append(name)

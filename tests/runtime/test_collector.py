@@ -219,7 +219,7 @@ def test_an_algorithm_that_begins_later_is_dense_until_then() -> None:
         assert not pipeline.always_dense(resolved)
         assert collector.route(resolved, sums_dtype=False) is Route.COLLECTED
         if route is Route.DENSE:
-            pipeline.count_dense("a", 1600)
+            pipeline.count_dense({"a": 1600})
             assert not pipeline.state_dict()["residual"]
         else:
             send(pipeline, gradient("a", 0, 0), "a")

@@ -143,11 +143,11 @@ def test_stats_before_the_first_step() -> None:
 def test_dense_bytes_of_another_dtype_and_tensors_the_engine_sends() -> None:
     pipeline = Pipeline("fp16")
     next(pipeline.round("w", np.ones((64, 64), np.float32), dense_bytes=8 * 4096))
-    pipeline.count_dense("bias", 40)
+    pipeline.count_dense({"bias": 40})
     assert pipeline.stats.dense_bytes == 8 * 4096 + 40
     assert pipeline.stats.sent_bytes == {"allreduce": 2 * 4096 + 40}
     assert pipeline.stats.steps == 1
-    pipeline.count_dense("bias", 40)
+    pipeline.count_dense({"bias": 40})
     assert pipeline.stats.steps == 2
     assert pipeline.state_dict()["rounds"] == {"w": 1, "bias": 2}
 

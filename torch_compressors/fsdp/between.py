@@ -190,7 +190,7 @@ class FSDPCompression(Closing, ShardedControls):
             return False
         grad = self._floats.of({name: shard.reshape(1, -1)})[name]
         if dense:
-            self._pipeline.count_dense(name, grad.nbytes)
+            self._pipeline.count_dense({name: grad.nbytes})
             (average,) = self._driver.run(sum_together(name, [grad]))
         else:
             array = device.array(grad)

@@ -135,6 +135,11 @@ class Stats:
             self.dense_bytes += nbytes
             self.dense_link_bytes += link
 
+    def count_dense(self, nbytes: int) -> None:
+        """Count gradients of ``nbytes`` that are all-reduced as they are."""
+        self.count_gradients(nbytes)
+        self.count("allreduce", nbytes)
+
     @property
     def total_bytes(self) -> int:
         """Bytes sent, all kinds together, without traffic of ``two_level`` inside a node."""

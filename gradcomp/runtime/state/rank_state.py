@@ -147,7 +147,10 @@ class RankState:
 
     def has_residual(self, resolved: Resolved) -> bool:
         """Whether a part of a tensor's gradients is still unsent."""
-        return any(key.name in self.arrays["residual"] for key in resolved.keys)
+        residuals = self.arrays["residual"]
+        if not resolved.cut:
+            return resolved.key.name in residuals
+        return any(key.name in residuals for key in resolved.keys)
 
     def go_dense(self, name: str) -> None:
         """Forget the arrays of a tensor that travels dense, with nothing unsent."""
