@@ -140,8 +140,8 @@ def many_recordings() -> int:
                 for _ in range(3):
                     replayed.run("key", launch)
                 assert torch.accelerator.current_stream(DEVICE) is stream
-            first, recorded = launched[-2:]
             assert len(launched) == 2 * (bucket + 1), "launched once, then recorded, then replayed"
+            first, recorded = launched[-2:]
             assert first is stream, "the first launch after a failed one is not recorded"
             assert recorded != stream, "a recorded stream has other work"
             assert recorded == launched[1], "each bucket has a recorded stream of its own"

@@ -27,7 +27,7 @@ OTHERS = [
     (
         "            self._key, self._graph = None, None\n",
         "            self._key = key\n",
-        "is not recorded",
+        "launched once, then recorded",
     ),
     ("self._done.record(stream)", "self._done.record(torch.Stream(device))", "on the host"),
     ("tensor.record_stream(self._stream)", "tensor.size()", "memory may be given away"),
