@@ -135,13 +135,24 @@ def test_commands_name_existing_files(page: Path) -> Collection[str]:
 
 @every_page
 def test_named_tests_exist(page: Path) -> Collection[str]:
-    """A function in a file: ``tests/engines/workers/ddp.py::states``."""
-    named = [word.split("::") for word in spans(page) if re.fullmatch(r"tests/\S+\.py::\w+", word)]
+    """A function in a file, ``tests/engines/workers/ddp.py::states``, or a link with its name as the title."""
+    words = [word for word in spans(page) if re.fullmatch(r"tests/\S+\.py::\w+", word)]
+    named = {(ROOT / path, name) for path, name in (word.split("::") for word in words)}
+    for link, title in re.findall(r'\]\((\S*\btests/\S+\.py) "([^"]*)"\)', prose(page)):
+        named.add((page.parent / link, title))
     return {
         f"{path}::{name}"
         for path, name in named
-        if not re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+        if not re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE)
     }
+
+
+def test_answers_about_compatibility_link_their_tests() -> None:
+    page = ROOT / "docs/compatibility.md"
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(\S*tests/\S+\.py[^)]*\)", text)
+    assert len(links) > 100
+    assert [link for link in links if not re.search(r'\.py "\w+"\)$', link)] == []
 
 
 NO_MODULES = {"gradcomp.h", "gradcomp.codecs"}
