@@ -369,7 +369,7 @@ class Pipeline:
     def _count(self, name: str) -> int:
         """Count one more average of a tensor; returns the number of earlier averages."""
         step = self._state.count(name)
-        self.stats.steps = max(self.stats.steps, step + 1)
+        self.stats.count_average(step)
         return step
 
     # Checkpoints.

@@ -184,10 +184,10 @@ class StartReport:
     def end_step(self) -> None:
         """Report on the link if the step that has ended was the first with its specs."""
         stats, before = self._pipeline.stats, self._before
-        if before is None or stats.steps <= before[0]:
+        if before is None or stats.job_steps <= before[0]:
             return
         self._before = None
-        steps = (stats.steps - before[0]) * stats.inner_steps
+        steps = (stats.job_steps - before[0]) * stats.inner_steps
         passed = (stats.link_bytes - before[1]) / steps
         dense = (stats.dense_link_bytes - before[2]) / steps
         more = costs_more(passed, dense) and passed - dense > _SMALL
@@ -227,7 +227,7 @@ class StartReport:
         self._waits = 0 if compressed else min(waiting, default=0)
         self._may_change = bool(waiting) or self._varies
         self._specs = specs
-        self._before = stats.steps, stats.link_bytes, stats.dense_link_bytes
+        self._before = stats.job_steps, stats.link_bytes, stats.dense_link_bytes
 
     @property
     def _varies(self) -> bool:

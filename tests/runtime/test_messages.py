@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from gradcomp import Loopback
 from gradcomp.codec.spec import parse, stages
 from gradcomp.runtime.measure.stats import Stats
 
@@ -113,6 +115,20 @@ def test_statistics_have_a_text_and_stable_names() -> None:
         "1 steps on 4 ranks: this rank sent 100 bytes in a step, 20.0 times fewer than uncompressed "
         "gradients; 300 passed its link, 10.0 times fewer than ring all-reduces of them"
     )
+
+
+def test_means_after_a_checkpoint_are_of_the_steps_since_then() -> None:
+    first, then = (Loopback("topk(ratio=0.01)", world_size=2) for _ in range(2))
+    for step in range(50):
+        first.step({"w": [np.full((100, 100), step + rank, np.float32) for rank in range(2)]})
+    for rank, state in zip(then.ranks, first.ranks, strict=True):
+        rank.load_state_dict(state.state_dict())
+    for _ in range(2):
+        then.step({"w": [np.ones((100, 100))] * 2})
+    before, after = first.stats[0], then.stats[0]
+    assert (after.steps, after.job_steps) == (52, 2)
+    assert after.bytes_per_step == pytest.approx(before.bytes_per_step, rel=0.01)
+    assert str(after).startswith("2 steps on 2 ranks")
 
 
 def test_the_short_text_of_a_spec_means_the_same() -> None:

@@ -47,7 +47,8 @@ class Stats:
             `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.
         decisions: of the policy ``auto``, one for each group.
         residuals: measures `waiting`.
-        steps: averages so far (the largest number of rounds of any tensor).
+        steps: averages so far (the largest number of rounds of any tensor), with `loaded_steps`.
+        loaded_steps: averages before the state that this job has loaded. The bytes are without those.
         inner_steps: inner steps before each outer step; 1 if every step has an average.
         profile: the time by phase since `start_profile`; None if it is not measured.
     """
@@ -55,6 +56,7 @@ class Stats:
     sent_bytes: Counter[str] = field(default_factory=Counter)
     dense_bytes: int = 0
     steps: int = 0
+    loaded_steps: int = 0
     inner_steps: int = 1
     ranks: int = 1
     scatters: bool = False
@@ -75,7 +77,7 @@ class Stats:
 
     def _log_end(self, process: int) -> None:
         # Scripts may make a compression for a single average.
-        if self.steps >= _FEWEST and self._times and os.getpid() == process:
+        if self.job_steps >= _FEWEST and self._times and os.getpid() == process:
             first, last = self._times
             _log.info("gradcomp: %s; from the first to the last step %.1f s", self, last - first)
 
@@ -128,6 +130,11 @@ class Stats:
             self.sent_bytes[kind] += nbytes
             self.link_bytes += link
 
+    def count_average(self, earlier: int) -> None:
+        """Count an average of a tensor after ``earlier`` ones, which only a loaded state makes more than `steps`."""
+        self.loaded_steps += max(earlier - self.steps, 0)
+        self.steps = max(self.steps, earlier + 1)
+
     def count_gradients(self, nbytes: int) -> None:
         """Count gradients of ``nbytes`` before compression."""
         link = dense_link_bytes(nbytes * self.inner_steps, self.ranks, self.scatters)
@@ -139,6 +146,11 @@ class Stats:
         """Count gradients of ``nbytes`` that are all-reduced as they are."""
         self.count_gradients(nbytes)
         self.count("allreduce", nbytes)
+
+    @property
+    def job_steps(self) -> int:
+        """Averages that this job has made: `steps` without `loaded_steps`."""
+        return self.steps - self.loaded_steps
 
     @property
     def total_bytes(self) -> int:
@@ -153,7 +165,7 @@ class Stats:
     @property
     def bytes_per_step(self) -> float:
         """Mean bytes sent in a step, with outer steps in an inner step; 0 before the first average."""
-        steps = self.steps * self.inner_steps
+        steps = self.job_steps * self.inner_steps
         return self.total_bytes / steps if steps else 0.0
 
     @property
@@ -201,7 +213,7 @@ class Stats:
         return {"sent_bytes": dict(self.sent_bytes)} | {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        steps = self.steps * self.inner_steps
+        steps = self.job_steps * self.inner_steps
         passed = self.link_bytes / steps if steps else 0.0
         return (
             f"{steps:,} steps on {self.ranks} ranks: this rank sent {self.bytes_per_step:,.0f} bytes in a step, "
