@@ -36,8 +36,9 @@ def test_files_that_pages_link_to_come_along(site: Path) -> None:
 
 def test_the_page_of_examples_names_every_example() -> None:
     text = (ROOT / "examples/README.md").read_text()
-    sources = {str(p.relative_to("examples")) for p in tracked("examples/*.py", "examples/*.c")}
-    assert set(re.findall(r"\((\S+\.(?:py|c))\)", text)) == sources
+    kinds = ("py", "c", "ipynb")
+    sources = {str(p.relative_to("examples")) for p in tracked(*(f"examples/*.{k}" for k in kinds))}
+    assert set(re.findall(rf"\((\S+\.(?:{'|'.join(kinds)}))\)", text)) == sources
 
 
 def test_the_navigation_names_every_page_once(site: Path) -> None:
