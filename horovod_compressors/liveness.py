@@ -28,8 +28,10 @@ def seconds_of(variable: str, default: float) -> float:
 @lru_cache
 def job_marks(prefix: str = "rank") -> Marks | None:
     """The marks of all ranks, by prefix; None without horovodrun on Gloo, and for elastic jobs."""
-    names = ("GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "RANK", "SIZE")
-    address, port, rank, size = (os.environ.get(f"HOROVOD_{name}", "") for name in names)
+    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
+    port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
+    rank = os.environ.get("HOROVOD_RANK", "")
+    size = os.environ.get("HOROVOD_SIZE", "")
     numbers = port.isdigit() and rank.isdigit() and size.isdigit()
     if not address or not numbers or os.environ.get("HOROVOD_ELASTIC") == "1":
         return None

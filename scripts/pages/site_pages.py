@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+STYLE = Path(__file__).with_name("site.css")
 LINK = re.compile(r"\]\(\s*<?([^)\s>#]+)[^)]*\)")
 API = {
     "gradcomp": [
@@ -66,14 +67,15 @@ def copy(path: Path, folder: Path) -> None:
 
 
 def write(page: Path, text: str) -> None:
-    """Write a page that is not in the repository."""
+    """Write a file of the site that is not a page of the repository."""
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
 
 
 def lay_out(folder: Path) -> None:
-    """Make ``folder`` anew."""
+    """Make ``folder``, without what was in it."""
     shutil.rmtree(folder, ignore_errors=True)
+    write(folder / STYLE.name, STYLE.read_text(encoding="utf-8"))
     pages = tracked("*.md")
     for page in pages:
         copy(page, folder)

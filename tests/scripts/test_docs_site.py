@@ -8,10 +8,14 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pages.navigation import navigation, on_config
 from pages.site_pages import API, ROOT, lay_out, tracked
 
 
@@ -41,9 +45,39 @@ def test_the_page_of_examples_names_every_example() -> None:
     assert set(re.findall(rf"\((\S+\.(?:{'|'.join(kinds)}))\)", text)) == sources
 
 
-def test_the_navigation_names_every_page_once(site: Path) -> None:
-    named = re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text())
-    assert sorted(named) == sorted(str(page.relative_to(site)) for page in site.rglob("*.md"))
+def pages_of(items: list[Any]) -> Iterator[str]:
+    """The pages of a navigation, in its order."""
+    for item in items:
+        value = next(iter(item.values())) if isinstance(item, dict) else item
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from pages_of(value)
+
+
+def test_the_navigation_names_every_page_once_but_generated_tables(site: Path) -> None:
+    config = SimpleNamespace(docs_dir=str(site))
+    named = list(pages_of(on_config(config).nav))
+    not_in_nav = re.search(r"not_in_nav: \|\n((?: +/.*\n)+)", (ROOT / "mkdocs.yml").read_text())
+    assert not_in_nav
+    left_out = tuple(line.strip().lstrip("/") for line in not_in_nav[1].splitlines())
+    pages = [str(page.relative_to(site)) for page in site.rglob("*.md")]
+    assert sorted(named) == sorted(page for page in pages if not page.startswith(left_out))
+
+
+def test_sections_are_headings_of_the_map() -> None:
+    home, *sections = navigation(["api/gradcomp.md"])
+    assert home == {"Home": ["README.md", {"All pages": "docs/README.md"}]}
+    assert [next(iter(section)) for section in sections] == [
+        *("Tutorial", "How-to", "Reference", "Explanation"),
+    ]
+    reference = {title: value for item in sections[2]["Reference"] for title, value in item.items()}
+    assert reference["Command"] == "docs/cli.md"
+    assert reference["Codecs"][:2] == ["docs/codecs/README.md", "docs/codecs/adaptive.md"]
+    assert reference["Algorithms"][0] == "docs/algorithms/powersgd.md"
+    assert reference["Python API"] == ["api/gradcomp.md"]
+    how_to = {title: value for item in sections[1]["How-to"] for title, value in item.items()}
+    assert {"DDP": "docs/torch.md"} in how_to["Engines"]
 
 
 @pytest.mark.parametrize("module", [module for modules in API.values() for module in modules])
@@ -95,3 +129,7 @@ def test_versions_of_the_site_lie_side_by_side(tmp_path: Path) -> None:
     aliases = {one["version"]: one["aliases"] for one in versions}
     assert aliases == {"0.9.0": ["latest"], "0.8.0": []}
     assert "gradcomp" in run("git", "show", "gh-pages:0.8.0/index.html")
+    index = json.loads(run("git", "show", "gh-pages:0.9.0/search/search_index.json"))
+    found = {entry["location"].split("#")[0] for entry in index["docs"]}
+    assert {"docs/torch/", "docs/results/", "api/gradcomp/"} <= found
+    assert not [page for page in found if page.startswith(("CHANGELOG", "docs/results/e2e/"))]
