@@ -1,7 +1,6 @@
 """The guides for contributors are true: their code is written to a copy of the repository and run.
 
-A guide names the file of a code block in the line above it; see `_EDIT`. A block of ``sh`` holds
-commands.
+The blocks are those of `support.guides`. A block of ``sh`` holds commands.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import pytest
 
 from gradcomp import _core
+from support.files import ROOT
+from support.guides import EDIT, blocks_of, follow
 
-ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ("adding-a-compressor", "adding-an-algorithm", "adding-an-engine")
 
 # Parts of the repository that the guides' commands need.
@@ -29,52 +29,6 @@ COPIED = (
 BUILD = "python setup.py -q build_ext --inplace"
 FIGURES = re.compile("codec_figures|test_codec_pages")
 """Commands not run here: a figure shows the errors of all codecs, which takes minutes."""
-
-_EDIT = re.compile(
-    r"New file `(?P<new>[^`]+)`:|In `(?P<old>[^`]+)`, (?P<where>before|after) `(?P<anchor>[^`]+)`:"
-)
-
-
-class Block(NamedTuple):
-    above: str
-    language: str
-    text: str
-
-
-def blocks_of(guide: str) -> list[Block]:
-    """The code blocks of a guide, each with the last line of text above it."""
-    blocks, above, language, text = [], "", None, ""
-    for line in (ROOT / "docs" / f"{guide}.md").read_text().splitlines(keepends=True):
-        if language is None:
-            if line.startswith("```"):
-                language, text = line.strip("`\n"), ""
-            elif line.strip():
-                above = line.strip()
-        elif line == "```\n":
-            blocks.append(Block(above, language, text))
-            language = None
-        else:
-            text += line
-    assert language is None, "a block that does not end"
-    return blocks
-
-
-def follow(block: Block, folder: Path) -> None:
-    """Make the edit of a block."""
-    edit = _EDIT.fullmatch(block.above)
-    assert edit, f"this line does not say where the block below it goes: {block.above}"
-    if edit["new"]:
-        path = folder / edit["new"]
-        assert not path.exists(), f"{edit['new']} is there already"
-        assert path.parent.is_dir(), f"the folder of {edit['new']} does not exist"
-        path.write_text(block.text)
-        return
-    path = folder / edit["old"]
-    lines = path.read_text().splitlines(keepends=True)
-    at = [i for i, line in enumerate(lines) if line.strip() == edit["anchor"]]
-    assert len(at) == 1, f"{edit['old']} has the line {edit['anchor']} {len(at)} times"
-    lines.insert(at[0] + (edit["where"] == "after"), block.text)
-    path.write_text("".join(lines))
 
 
 def run(command: str, folder: Path) -> str:
@@ -113,7 +67,7 @@ def edit_copy(folder: Path) -> None:
 
 
 def edited_files(which: Literal["old", "new"], suffix: str) -> list[str]:
-    edits = [_EDIT.fullmatch(block.above) for guide in GUIDES for block in blocks_of(guide)]
+    edits = [EDIT.fullmatch(block.above) for guide in GUIDES for block in blocks_of(guide)]
     files = {edit[which] for edit in edits if edit and edit[which]}
     return sorted(file for file in files if file.endswith(suffix))
 

@@ -20,7 +20,11 @@ import gradcomp
 from support.scope import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+WHOLE = DOCS / "tutorial.md"
+"""tests/engines/test_tutorial.py runs all of it, in its order."""
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*DOCS.rglob("*.md")} - {WHOLE})]
 
 NOT_RUN = {
     "advise": "its times are measured on the machine",

@@ -5,6 +5,7 @@ descriptor of a listening socket, where ``client.py`` asks for forks. What Pytho
 PYTHONHASHSEED and PYTHONWARNINGS, is the server's in all forks.
 """
 
+import atexit
 import importlib
 import json
 import os
@@ -13,9 +14,13 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from typing import Any
+
+SHORT_END = "FORKS_SHORT_END"
+"""Environment variable of a fork; with the value 1 it ends by `_end`."""
 
 
 class _Server:
@@ -109,8 +114,21 @@ def _become(request: bytes, streams: list[int]) -> list[str]:
     return list(arguments)
 
 
-def _run(arguments: list[str]) -> None:
-    """Run ``python ARGUMENTS``, with the options -W, -P, -m and -c."""
+def _end() -> None:
+    """End a program that has run, but for the second in which Python frees the modules."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _run(arguments: list[str]) -> dict[str, Any] | None:
+    """Run ``python ARGUMENTS``, with the options -W, -P, -m and -c.
+
+    Returns:
+        What a script leaves, to be kept to the end of the process: a model of DDP waits for threads when it is freed.
+    """
     paths = os.environ.get("PYTHONPATH", "")
     sys.path[:1] = [path for path in paths.split(os.pathsep) if path]
     safe_path = False
@@ -137,7 +155,8 @@ def _run(arguments: list[str]) -> None:
         sys.argv = arguments
         if not safe_path:
             sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
-        runpy.run_path(arguments[0], run_name="__main__")
+        return runpy.run_path(arguments[0], run_name="__main__")
+    return None
 
 
 if __name__ == "__main__":
@@ -145,4 +164,6 @@ if __name__ == "__main__":
         importlib.import_module(name)
     print("ready", flush=True)
     if (_arguments := _Server(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:
-        _run(_arguments)
+        _left = _run(_arguments)
+        if os.environ.get(SHORT_END) == "1":
+            _end()
