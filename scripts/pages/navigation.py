@@ -34,7 +34,7 @@ def navigation(api: list[str]) -> list[dict[str, Any]]:
     Raises:
         ValueError: a row of the map has no link to a page.
     """
-    top: list[dict[str, Any]] = [{"Home": ["README.md", {"All pages": MAP}]}]
+    top: list[dict[str, Any]] = [{"Home": [{"Overview": "README.md"}, {"All pages": MAP}]}]
     items: list[Any] = []
     for line in (ROOT / MAP).read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):

@@ -67,7 +67,7 @@ def test_the_navigation_names_every_page_once_but_generated_tables(site: Path) -
 
 def test_sections_are_headings_of_the_map() -> None:
     home, *sections = navigation(["api/gradcomp.md"])
-    assert home == {"Home": ["README.md", {"All pages": "docs/README.md"}]}
+    assert home == {"Home": [{"Overview": "README.md"}, {"All pages": "docs/README.md"}]}
     assert [next(iter(section)) for section in sections] == [
         *("Tutorial", "How-to", "Reference", "Explanation"),
     ]
@@ -129,6 +129,10 @@ def test_versions_of_the_site_lie_side_by_side(tmp_path: Path) -> None:
     aliases = {one["version"]: one["aliases"] for one in versions}
     assert aliases == {"0.9.0": ["latest"], "0.8.0": []}
     assert "gradcomp" in run("git", "show", "gh-pages:0.8.0/index.html")
+    api = run("git", "show", "gh-pages:0.9.0/api/horovod_compressors/index.html")
+    for member in ("save", "load", "stats", "set_epoch", "from_config"):  # of base classes
+        assert f'id="horovod_compressors.torch.Compression.{member}"' in api
+    assert "<p>::" not in api
     index = json.loads(run("git", "show", "gh-pages:0.9.0/search/search_index.json"))
     found = {entry["location"].split("#")[0] for entry in index["docs"]}
     assert {"docs/torch/", "docs/results/", "api/gradcomp/"} <= found
