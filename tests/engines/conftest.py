@@ -91,7 +91,9 @@ def ddp2_horovod(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Case
         f"{module}:with_horovod" for module in ("ddp", "compiled", "trainers", "conservation")
     ]
     folder = tmp_path_factory.mktemp("ddp2_horovod")
-    return run_cases([*modules, "outer"], 2, "gloo", folder, shared, environment=_SELDOM)
+    return run_cases(
+        [*modules, "outer", "decisions"], 2, "gloo", folder, shared, environment=_SELDOM
+    )
 
 
 @pytest.fixture(scope="session")

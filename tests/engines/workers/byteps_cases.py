@@ -33,6 +33,7 @@ SPECS = [
     *CODECS,
     *("topk(ratio=0.01)|rice", "qsgd(levels=7)|rans", "rotate|uniform(bits=2)|rans"),
     *("residual|topk(ratio=0.01)", "residual(beta=0.9,gamma=0.5)|sign", "residual|randomk(k=99)"),
+    *("residual|topk(ratio=0.001)", "residual|sign"),  # of docs/which-compressor.md
     *("signum|sign", "residual|fp16", "momentum_correction|identity", "residual|identity"),
     "dgc(ratio=0.01,warmup_steps=3,warmup_epochs=0)",
     "momentum_correction(clip=scaled_norm,clip_norm=2,nesterov=true)|topk(ratio=0.02)",
