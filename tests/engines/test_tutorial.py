@@ -112,6 +112,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # compiles the core
+@pytest.mark.timeout(1800)
 def test_the_installation_of_the_tutorial(tmp_path: Path) -> None:
     """In a copy of the repository; all that pip would download is there already."""
     (installation,) = [block.text for block in blocks_of(PAGE) if block.language == "sh"]
@@ -126,6 +127,8 @@ def test_the_installation_of_the_tutorial(tmp_path: Path) -> None:
         "PIP_NO_INDEX": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip negates it: no isolation
     }
+    if shutil.which("ccache"):  # files of the core that set-up has compiled
+        environment |= {"CC": "ccache gcc", "CXX": "ccache g++", "CCACHE_BASEDIR": str(tmp_path)}
     done = subprocess.run(
         ["bash", "-euc", installation],
         cwd=tmp_path,
