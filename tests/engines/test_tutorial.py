@@ -75,7 +75,6 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PYTHON_EXEC": str(tmp_path / "bin/python"),  # of torchrun's ranks
-        "FORKS_SHORT_END": "1",
         "PET_STANDALONE": "1",  # torchrun takes a free port
         "COLUMNS": "80",
         "NO_COLOR": "1",

@@ -6,6 +6,7 @@ PYTHONHASHSEED and PYTHONWARNINGS, is the server's in all forks.
 """
 
 import atexit
+import ctypes
 import importlib
 import json
 import os
@@ -18,9 +19,6 @@ import threading
 import warnings
 from contextlib import suppress
 from typing import Any
-
-SHORT_END = "FORKS_SHORT_END"
-"""Environment variable of a fork; with the value 1 it ends by `_end`."""
 
 
 class _Server:
@@ -114,13 +112,14 @@ def _become(request: bytes, streams: list[int]) -> list[str]:
     return list(arguments)
 
 
-def _end() -> None:
-    """End a program that has run, but for the second in which Python frees the modules."""
+def _end(status: int) -> None:
+    """End a fork, but for the second in which Python frees the modules."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    ctypes.CDLL(None).fflush(None)  # what C++ has printed
+    os._exit(status)
 
 
 def _run(arguments: list[str]) -> dict[str, Any] | None:
@@ -164,6 +163,11 @@ if __name__ == "__main__":
         importlib.import_module(name)
     print("ready", flush=True)
     if (_arguments := _Server(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:
-        _left = _run(_arguments)
-        if os.environ.get(SHORT_END) == "1":
-            _end()
+        _status = 0
+        try:
+            _left = _run(_arguments)
+        except SystemExit as _exit:
+            if not isinstance(_exit.code, int | None):
+                print(_exit.code, file=sys.stderr)
+            _status = _exit.code if isinstance(_exit.code, int) else int(_exit.code is not None)
+        _end(_status)
