@@ -66,7 +66,7 @@ def moved(pipeline: Pipeline, state: State, epoch: int | None = None) -> Pipelin
     if epoch is not None:
         new.set_epoch(epoch)
     new.stats = pipeline.stats
-    new.stats.ranks = new.world_size
+    new.stats.ranks, new.stats.rank = new.world_size, new.rank
     return new
 
 

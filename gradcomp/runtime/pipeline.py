@@ -105,7 +105,7 @@ class Pipeline:
 
     def _begin(self, epoch: int | None) -> None:
         """Make everything that only this process can use."""
-        self.stats = Stats(ranks=self.world_size, scatters=self._scatters)
+        self.stats = Stats(ranks=self.world_size, rank=self.rank, scatters=self._scatters)
         self._state.watch(self.stats.residuals)
         self.node = self._state.node
         context = Context(
@@ -157,8 +157,13 @@ class Pipeline:
             f"{place[2]}: make a new one, and give load_state_dict the list of all ranks' states"
         )
 
-    def profiled(self, engine: Engine) -> ProfiledEngine:
-        """Wrap an engine so that profiles measure its requests; a configured profile begins with it."""
+    def profiled(self, engine: Engine, name: str = "") -> ProfiledEngine:
+        """Wrap an engine so that its requests are measured; a configured profile begins with it.
+
+        Args:
+            name: of the engine, for messages.
+        """
+        self.stats.engine = name
         profile_as_configured(self.stats, self.config.stats, self.rank)
         return ProfiledEngine(engine, self.stats)
 

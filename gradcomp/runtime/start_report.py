@@ -16,6 +16,7 @@ from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.select import link_remedy
 from gradcomp.messages import show_messages
+from gradcomp.runtime.measure.end_report import log_at_end
 from gradcomp.runtime.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class StartReport:
         self._waits = 0  # the step before which nothing is compressed
         show_messages()
         if pipeline.rank == 0 and pipeline.world_size > 1:
-            pipeline.stats.log_at_end(self)
+            stats = pipeline.stats
+            log_at_end(self, lambda: stats)
 
     def begin(self, resolved: Mapping[str, Resolved]) -> None:
         """Report on the tensors of the model, before the first gradient; empty if unknown."""
@@ -143,7 +145,9 @@ class StartReport:
         if self._compresses:
             coverage = Coverage.of(self._pipeline.config, resolved)
             level = logging.WARNING if coverage.surprising else logging.INFO
-            _log.log(level, "gradcomp: %s", coverage)
+            stats = self._pipeline.stats
+            where = f"on {stats.engine} with {stats.ranks} ranks, " if stats.engine else ""
+            _log.log(level, "gradcomp: %s%s", where, coverage)
             for name, tensor in resolved.items() if _log.isEnabledFor(logging.DEBUG) else ():
                 shape, rule = (
                     tensor.key.shape,
