@@ -16,7 +16,6 @@ from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.select import link_remedy
 from gradcomp.messages import show_messages
-from gradcomp.runtime.measure.end_report import log_at_end
 from gradcomp.runtime.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -126,8 +125,7 @@ class StartReport:
         self._waits = 0  # the step before which nothing is compressed
         show_messages()
         if pipeline.rank == 0 and pipeline.world_size > 1:
-            stats = pipeline.stats
-            log_at_end(self, lambda: stats)
+            pipeline.stats.log_at_end(self)
 
     def begin(self, resolved: Mapping[str, Resolved]) -> None:
         """Report on the tensors of the model, before the first gradient; empty if unknown."""

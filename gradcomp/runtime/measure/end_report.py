@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable
-
-from gradcomp.runtime.measure.stats import Stats
+from typing import Protocol
 
 __all__ = ["log_at_end"]
 
@@ -17,7 +17,20 @@ _FEWEST = 10
 """Steps from which a job is worth a message: scripts may make a compression for a single average."""
 
 
-def log_at_end(owner: object, read: Callable[[], Stats]) -> None:
+class _Totals(Protocol):
+    """`gradcomp.runtime.measure.stats.Stats` has them."""
+
+    steps: int
+    inner_steps: int
+    compression_seconds: float
+    waiting_seconds: float
+    faults: Counter[str]
+
+    @property
+    def seconds(self) -> float | None: ...
+
+
+def log_at_end(owner: object, read: Callable[[], _Totals]) -> None:
     """Log the text of statistics once: when ``owner`` is freed, or when the process ends.
 
     Args:
@@ -27,7 +40,7 @@ def log_at_end(owner: object, read: Callable[[], Stats]) -> None:
     weakref.finalize(owner, _log_end, read, os.getpid())
 
 
-def _log_end(read: Callable[[], Stats], process: int) -> None:
+def _log_end(read: Callable[[], _Totals], process: int) -> None:
     if os.getpid() != process:  # a fork of the rank
         return
     stats = read()
@@ -35,7 +48,7 @@ def _log_end(read: Callable[[], Stats], process: int) -> None:
         _log.info("gradcomp: %s%s; %s", stats, _times(stats), _faults(stats))
 
 
-def _times(stats: Stats) -> str:
+def _times(stats: _Totals) -> str:
     """Empty where nothing has measured the time."""
     text = f"; from the first to the last step {stats.seconds:.1f} s" if stats.seconds else ""
     if not stats.compression_seconds:
@@ -47,7 +60,7 @@ def _times(stats: Stats) -> str:
     )
 
 
-def _faults(stats: Stats) -> str:
+def _faults(stats: _Totals) -> str:
     if not stats.faults:
         return "no faults"
     return "faults: " + ", ".join(f"{count} {name}" for name, count in stats.faults.items())

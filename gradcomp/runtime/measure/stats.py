@@ -9,7 +9,9 @@ from threading import Lock
 from typing import Any
 
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
+from gradcomp.exchange.samples import Samples
 from gradcomp.exchange.waiting import Waiting
+from gradcomp.runtime.measure.end_report import log_at_end
 from gradcomp.runtime.measure.profile import Profile
 from gradcomp.runtime.policy.decision import Decision
 
@@ -38,6 +40,7 @@ class Stats:
             `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.
         decisions: of the policy ``auto``, one for each group.
         residuals: measures `waiting`.
+        samples: measures norms and errors, for `gradcomp.Metrics`.
         steps: averages so far (the largest number of rounds of any tensor).
         inner_steps: inner steps before each outer step; 1 if every step has an average.
         rank: of this process.
@@ -60,6 +63,7 @@ class Stats:
     dense_link_bytes: float = 0.0
     decisions: tuple[Decision, ...] = ()
     residuals: Waiting = field(default_factory=Waiting, repr=False, compare=False)
+    samples: Samples = field(default_factory=Samples, repr=False, compare=False)
     rank: int = 0
     engine: str = ""
     compression_seconds: float = 0.0
@@ -71,6 +75,10 @@ class Stats:
     )
     _times: tuple[float, float] | None = field(default=None, init=False, repr=False, compare=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def log_at_end(self, owner: object) -> None:
+        """Log the text of these statistics once: when ``owner`` is freed, or when the process ends."""
+        log_at_end(owner, lambda: self)
 
     def begin_step(self) -> None:
         """Begin a step: `recent_ratio` is of the steps before it."""
