@@ -154,14 +154,16 @@ class _MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self._writers = writers
         self._metrics: Metrics | None = None
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Begin with the state of the compression, a callback before this one."""
+        self._metrics = self._make(self._compression.state, *self._writers)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Write a row if one is due; the first call comes after `compress_trainer` has its state."""
-        if self._metrics is None:
-            self._metrics = self._make(self._compression.state, *self._writers)
-        self._metrics.step(state.global_step)
+        """Write a row if one is due."""
+        if self._metrics is not None:
+            self._metrics.step(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Write the last row."""
         if self._metrics is not None:
             self._metrics.close(state.global_step)
-            self._metrics = None
