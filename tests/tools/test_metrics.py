@@ -219,3 +219,16 @@ def test_a_wrong_period_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="first column is 'loss' and must be 'step'"):
         Metrics(rank, path)
     assert path.read_text() == "loss,accuracy\n"
+
+
+def test_the_page_lists_every_name() -> None:
+    text = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    table = text.split("## Names")[1].split("## Costs")[0]
+    listed = set(re.findall(r"`([a-z_]+)(?:/[A-Z]+)?`", table))
+    loop, rows = Loopback(SPEC, 2), []
+    metrics = Metrics(loop.ranks[0], lambda values, step: rows.append(values), every=1)
+    loop.stats[0].start_profile()
+    train(loop, [metrics], 2)
+    written = {name.split("/")[1] for name in rows[-1]}
+    assert written <= listed
+    assert {"link_ratio", "error", "phase_seconds"} <= written
