@@ -47,8 +47,8 @@ class Stats:
         engine: that carries the requests, as messages name it; "" if it has no name.
         compression_seconds: time in rounds: encoding, decoding, memories. In several threads at once it
             counts for each. Without the work of a GPU, and with BytePS 0.
-        waiting_seconds: time in waiting for requests; with Horovod also for gradients that it averages
-            itself, and with BytePS 0.
+        waiting_seconds: time in waiting for requests; in PyTorch on Horovod also for gradients that Horovod
+            averages itself, and with BytePS 0.
         faults: errors in exchanges, by their names. Most end the job; elastic ones go on.
         profile: the time by phase since `start_profile`; None if it is not measured.
     """
