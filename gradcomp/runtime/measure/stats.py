@@ -154,7 +154,7 @@ class Stats:
 
     @property
     def seconds(self) -> float | None:
-        """From the first gradient to the last one; None where that is not known, as with BytePS."""
+        """From the first gradient to the last one; None without any, and 0 with BytePS."""
         return self._times[1] - self._times[0] if self._times else None
 
     @property
