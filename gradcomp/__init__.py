@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gradcomp.runtime.measure.stats import Stats
     from gradcomp.runtime.outer.loopback import OuterLoopback
     from gradcomp.runtime.pipeline import Pipeline
+    from gradcomp.tools.metrics import Metrics
 
     __version__: str
 
@@ -50,6 +51,7 @@ __all__ = [
     "EncodeItem",
     "GradcompError",
     "Loopback",
+    "Metrics",
     "OuterLoopback",
     "Pipeline",
     "PluginParam",
@@ -74,6 +76,7 @@ _MODULES = {
     "CodecPlugin": "codec.plugins",
     "Config": "config.schema",
     "Loopback": "runtime.loopback",
+    "Metrics": "tools.metrics",
     "OuterLoopback": "runtime.outer.loopback",
     "Pipeline": "runtime.pipeline",
     "PluginParam": "codec.plugins",

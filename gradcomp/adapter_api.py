@@ -45,6 +45,7 @@ from gradcomp.runtime.agree.http_store import HttpStore
 from gradcomp.runtime.agree.marks import Marks
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
+from gradcomp.runtime.measure.end_report import log_at_end
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.membership import common_state, moved, placed, resized, take_common_state
 from gradcomp.runtime.outer.options import OuterOptions
@@ -103,6 +104,7 @@ __all__ = [
     "common_state",
     "digest_parameters",
     "exchange_pattern",
+    "log_at_end",
     "model_text",
     "moved",
     "pack_state",

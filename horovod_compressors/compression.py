@@ -318,7 +318,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         take_common_state(self.pipeline, unpack_state(of_first), shapes)
 
     def _engine(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
-        return self.pipeline.profiled(self._collectives(prefix, process_sets))
+        return self.pipeline.profiled(self._collectives(prefix, process_sets), "Horovod")
 
     @abstractmethod
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:

@@ -98,7 +98,7 @@ class GradientAverager(Closing, ScalerControls):
         limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
         groups = exchange_groups(world, size, timeout)
         self._gloo = GlooEngine(groups, limit, "GradientAverager")
-        self._driver = Driver(self.pipeline.profiled(self._gloo))
+        self._driver = Driver(self.pipeline.profiled(self._gloo, "torch.distributed"))
         self._collector = Collector(
             self._driver,
             self.pipeline,

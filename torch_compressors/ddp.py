@@ -219,7 +219,7 @@ class DDPCompression(Closing, ScalerControls):
             self._devices, engine = connect_devices(
                 self.pipeline, self._gloo, world, self._model.names, self._timeout
             )
-        self._engine = self.pipeline.profiled(engine)
+        self._engine = self.pipeline.profiled(engine, "DDP")
         if self._model.leaves_out and self.config.stateful:
             self._unused = UnusedParameters(self._model.names, in_pass)
         return self._gloo

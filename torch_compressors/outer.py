@@ -94,7 +94,7 @@ class OuterStep(Closing, TensorOuterSteps):
         for tensor in [*(parameter for _, parameter in values.named()), *buffers]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)
         self._collector = Collector(
-            Driver(pipeline.profiled(gloo)),
+            Driver(pipeline.profiled(gloo, "torch.distributed")),
             pipeline,
             values.shapes,
             overwrite=True,

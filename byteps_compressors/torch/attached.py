@@ -28,6 +28,7 @@ from gradcomp.adapter_api import (
     check_digests,
     check_scale,
     digest_parameters,
+    log_at_end,
 )
 from gradcomp.errors import GradcompError, discards_not_allowed, nothing_to_discard
 from gradcomp_torch.parameters import parameter_bytes
@@ -40,7 +41,8 @@ _log = logging.getLogger(__name__)
 
 ServerFeedback = Literal["auto", "on", "off"]
 
-_attached: set[str] = set()
+_attached: dict[str, native.Tensor] = {}
+"""Tensors of all models of this worker, by the names of their parameters."""
 
 
 class Attached(Checkpointed):
@@ -172,11 +174,7 @@ class Attached(Checkpointed):
         `pulled_bytes` has the other direction. Neither counts the exchanges of `state_dict` and
         `load_state_dict`.
         """
-        pushed, _, dense = native.load().totals()
-        stats = Stats(steps=self._steps(), ranks=bps.size())
-        stats.count_gradients(dense)
-        stats.count("push", pushed)
-        return stats
+        return _stats(self._tensors, bps.rank(), bps.size())
 
     @property
     def pulled_bytes(self) -> int:
@@ -239,7 +237,7 @@ class Attached(Checkpointed):
 
     def _steps(self) -> int:
         """Number of steps so far."""
-        return max((tensor.steps for tensor in self._tensors.values()), default=0)
+        return _steps(self._tensors)
 
     def check_after_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Call `check_replicas` after every ``check_replicas_every``-th step of the optimizer.
@@ -340,7 +338,10 @@ def attach(
                 "gradcomp_feedback": int(feedback),
             },
         )
-    _attached.update(specs)
+    if not _attached and bps.rank() == 0:
+        # The library lives as long as the process, and so do its counts.
+        log_at_end(library, functools.partial(_stats, _attached, 0, bps.size()))
+    _attached.update(tensors)
     return Attached(config, specs, tensors, fed_back, parameters)
 
 
@@ -358,8 +359,22 @@ def declare(name: str, **arguments: str | int | float) -> None:
     native.load().declare(name, {key: str(value) for key, value in arguments.items()})
 
 
+def _steps(tensors: Mapping[str, native.Tensor]) -> int:
+    return max((tensor.steps for tensor in tensors.values()), default=0)
+
+
+def _stats(tensors: Mapping[str, native.Tensor], rank: int, ranks: int) -> Stats:
+    """The library's counts, which are of all models of this worker."""
+    pushed, _, dense = native.load().totals()
+    stats = Stats(steps=_steps(tensors), ranks=ranks, rank=rank, engine="BytePS")
+    stats.count_gradients(dense)
+    stats.count("push", pushed)
+    return stats
+
+
 def _report(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Say on worker 0 how much is compressed."""
     pipeline = Pipeline(config, bps.rank(), bps.size())
+    pipeline.stats.engine = "BytePS"
     pipeline.set_epoch(0)
     StartReport(pipeline).begin(pipeline.resolve_all(shapes))

@@ -13,7 +13,7 @@ import torch
 from byteps_compressors.torch.checks import check_config
 from byteps_compressors.torch.environment import check_initialized
 from gradcomp import Config, get_codec, list_codecs
-from gradcomp.adapter_api import AllReduce, Pipeline, Round, Spec, Stats
+from gradcomp.adapter_api import AllReduce, Pipeline, Round, Spec, StartReport, Stats
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp_torch.parameters import uncompiled
 
@@ -92,7 +92,12 @@ class Compression(metaclass=_ByName):
     def pipeline(self) -> Pipeline:
         """This worker's compression state, made at first use: it needs an initialized BytePS."""
         check_initialized()
-        return Pipeline(self.config, bps.rank(), bps.size())
+        pipeline = Pipeline(self.config, bps.rank(), bps.size())
+        pipeline.stats.engine = "BytePS"
+        self._report = StartReport(pipeline)
+        shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters}
+        self._report.begin(pipeline.resolve_all(shapes))
+        return pipeline
 
     def set_lr(self, lr: float | Mapping[str, float]) -> None:
         """Set the learning rate of the coming step; see `gradcomp.Pipeline.set_lr`."""

@@ -165,7 +165,12 @@ class Collector:
         """
         if self._comparing is not None:
             handle, self._comparing = self._comparing, None
-            self._pipeline.comparison.check(self._driver.reply(handle))
+            reply = self._driver.reply(handle)
+            try:
+                self._pipeline.comparison.check(reply)
+            except ProtocolError as error:
+                self._pipeline.stats.count_fault(error)
+                raise
         self._replicas.settle()
 
     def resolve(self, name: str, shape: tuple[int, ...], default_rules: bool = True) -> Resolved:

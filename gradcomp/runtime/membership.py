@@ -65,8 +65,7 @@ def moved(pipeline: Pipeline, state: State, epoch: int | None = None) -> Pipelin
         new.last_step.allow_discard()
     if epoch is not None:
         new.set_epoch(epoch)
-    new.stats = pipeline.stats
-    new.stats.ranks = new.world_size
+    new.keep_stats(pipeline.stats)
     return new
 
 

@@ -91,10 +91,8 @@ class Pipeline:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}; it must be in [0, {world_size}), the world size")
         self.config = Config.of(config)
-        self.rank = rank
-        self.world_size = world_size
-        self._scatters = scatters
-        self.elastic = elastic
+        self.rank, self.world_size = rank, world_size
+        self._scatters, self.elastic = scatters, elastic
         compress = self.config.compress
         _check_scatters(self.config, scatters)
         self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
@@ -105,8 +103,7 @@ class Pipeline:
 
     def _begin(self, epoch: int | None) -> None:
         """Make everything that only this process can use."""
-        self.stats = Stats(ranks=self.world_size, scatters=self._scatters)
-        self._state.watch(self.stats.residuals)
+        self.keep_stats(Stats(scatters=self._scatters))
         self.node = self._state.node
         context = Context(
             self._state.arrays,
@@ -125,6 +122,12 @@ class Pipeline:
         self.policy = PolicyRun(self._policy, self.resolver.forget, self.rank == 0)
         self.comparison = StepComparison(self.config, self._state, self.resolver)
         self.last_step = LastStep(self._state)
+
+    def keep_stats(self, stats: Stats) -> None:
+        """Go on with the statistics of an earlier pipeline of this process."""
+        stats.ranks, stats.rank = self.world_size, self.rank
+        self.stats = stats
+        self._state.watch(stats.residuals, stats.samples)
 
     def begin_peer_messages(self, device: Device) -> None:
         """Take gradients in the memory of a device that sends messages to other ranks' devices.
@@ -157,8 +160,9 @@ class Pipeline:
             f"{place[2]}: make a new one, and give load_state_dict the list of all ranks' states"
         )
 
-    def profiled(self, engine: Engine) -> ProfiledEngine:
-        """Wrap an engine so that profiles measure its requests; a configured profile begins with it."""
+    def profiled(self, engine: Engine, name: str = "") -> ProfiledEngine:
+        """Wrap an engine, of this name in messages, to measure its requests; begins a configured profile."""
+        self.stats.engine = name
         profile_as_configured(self.stats, self.config.stats, self.rank)
         return ProfiledEngine(engine, self.stats)
 
@@ -263,8 +267,6 @@ class Pipeline:
             kind = None if aggregator is None else aggregator.bucket
             tensors.append((name, kind, 4 * tensor.key.numel))
         return make_buckets(tensors, self.config.compress.bucket_bytes)
-
-    # Rounds.
 
     def round(
         self,
@@ -371,8 +373,6 @@ class Pipeline:
         step = self._state.count(name)
         self.stats.count_average(step)
         return step
-
-    # Checkpoints.
 
     def state_dict(self) -> State:
         """This rank's state, with copies of its arrays; `State` lists the keys."""

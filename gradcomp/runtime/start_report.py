@@ -143,7 +143,9 @@ class StartReport:
         if self._compresses:
             coverage = Coverage.of(self._pipeline.config, resolved)
             level = logging.WARNING if coverage.surprising else logging.INFO
-            _log.log(level, "gradcomp: %s", coverage)
+            stats = self._pipeline.stats
+            where = f"on {stats.engine} with {stats.ranks} ranks, " if stats.engine else ""
+            _log.log(level, "gradcomp: %s%s", where, coverage)
             for name, tensor in resolved.items() if _log.isEnabledFor(logging.DEBUG) else ():
                 shape, rule = (
                     tensor.key.shape,

@@ -417,6 +417,9 @@ class Compression(TensorControls, BaseCompression):
         if self._collector is not None:
             self._collector.finish_all()
 
+    def _waited(self, seconds: float) -> None:
+        self.stats.spend(waiting=seconds)
+
     def _token_scale(self, token: torch.Tensor) -> int:
         """1 for op=Average, the number of ranks for op=Sum."""
         scale = float(to_host(token))
@@ -465,7 +468,7 @@ class Compression(TensorControls, BaseCompression):
             self._host_tokens = getattr(optimizer, "_groups", None) is None
             self._scale = {hvd.Average: 1, hvd.Sum: self.process_set.size()}.get(op)
             self._divides = self._divide_before_sums(optimizer)
-            wait_first(optimizer, self._check, self._finish)
+            wait_first(optimizer, self._check, self._finish, self._waited)
         shapes = self._names.shapes()
         self._on_device = any(tensor.device.type != "cpu" for _, tensor in self._names.tensors())
         self._collector = self.agree(shapes, kinds_of(self._names.tensors()))

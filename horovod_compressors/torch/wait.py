@@ -67,7 +67,12 @@ def synchronize(handle: int) -> Any:
         ) from error
 
 
-def wait_first(optimizer: Any, check: Callable[[], None], finish: Callable[[], None]) -> None:
+def wait_first(
+    optimizer: Any,
+    check: Callable[[], None],
+    finish: Callable[[], None],
+    waited: Callable[[float], None],
+) -> None:
     """Make a stock ``hvd.DistributedOptimizer`` `wait` before it synchronizes.
 
     It synchronizes in ``step()``, or when the script calls ``synchronize()``.
@@ -77,16 +82,24 @@ def wait_first(optimizer: Any, check: Callable[[], None], finish: Callable[[], N
             gradients.
         finish: called before the wait if all gradients are submitted; ends their exchanges, which
             are read while Horovod still works on other collectives.
+        waited: called with the seconds of the wait.
     """
     # A bound method, so that copies of the optimizer get their own.
-    optimizer.synchronize = MethodType(partial(_synchronize, check, finish), optimizer)
+    optimizer.synchronize = MethodType(partial(_synchronize, check, finish, waited), optimizer)
 
 
-def _synchronize(check: Callable[[], None], finish: Callable[[], None], optimizer: Any) -> None:
+def _synchronize(
+    check: Callable[[], None],
+    finish: Callable[[], None],
+    waited: Callable[[float], None],
+    optimizer: Any,
+) -> None:
     check()
     if _all_submitted(optimizer):
         finish()
+        begin = time.perf_counter()
         _wait_for_all(optimizer)
+        waited(time.perf_counter() - begin)
     type(optimizer).synchronize(optimizer)
 
 

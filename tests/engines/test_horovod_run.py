@@ -55,6 +55,7 @@ def test_what_it_does_is_said_once(job: tuple[Finished, Path]) -> None:
     output = job[0].output
     for said in ("hvd.DistributedOptimizer of", "tensors are compressed, "):
         assert len(re.findall(f"gradcomp: .*{said}", output)) == 1, output
+    assert "gradcomp: on Horovod with 2 ranks, " in output
     assert "compresses with residual(beta=1.0,gamma=1.0)|topk(ratio=0.01,values=fp32)" in output
     assert "instead of <class 'horovod.torch.compression.FP16Compressor'>" in output
     assert "state is not in the script's checkpoints" in output

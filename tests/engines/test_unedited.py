@@ -55,6 +55,7 @@ def test_ddp_script_is_told_of_it_once(ddp: Finished) -> None:
     said = f"gradcomp: DistributedDataParallel of 4 parameters compresses with {CANONICAL}; the"
     assert ddp.output.count(said) == 2, ddp.output  # torchrun's rank 0, and the spawned process
     assert ddp.output.count("tensors are compressed, ") == 2, ddp.output
+    assert "gradcomp: on DDP with 2 ranks, " in ddp.output
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def run_byteps(folder: Path) -> Finished:
     counts = ["--workers", "2", "--servers", "1", "--logs", folder / "logs"]
     launcher = ["-m", "byteps_compressors.launch", *counts, "--timeout", "300", "--"]
     ours = [sys.executable, "-m", "byteps_compressors.run", "--compression", SPEC, BYTEPS_SCRIPT]
-    finished = run([*launcher, *ours, folder, "--config", "not ours"])
+    finished = run([*launcher, *ours, folder, "--config", "not ours", "--steps", "12"])
     logs = (folder / "logs").glob("worker-*.log")
     return Finished(
         finished.status, finished.output + "".join(map(Path.read_text, logs)), finished.seconds
@@ -166,6 +167,10 @@ def test_byteps_script_trains_compressed(tmp_path: Path) -> None:
     # On worker 0 alone, whose log the launcher shows.
     assert finished.output.count(said) == 2, finished.output
     assert "instead of <class 'byteps.torch.compression.FP16Compressor'>" in finished.output
+    assert finished.output.count("gradcomp: on BytePS with 2 ranks, ") == 2, finished.output
+    assert finished.output.count("gradcomp: 12 steps on 2 ranks: this rank sent ") == 2
+    assert "uncompressed gradients; 0 passed" not in finished.output
+    assert "; no faults" in finished.output
 
 
 def test_byteps_script_without_the_optimizer(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,21 +59,26 @@ def test_a_shape_that_an_algorithm_does_not_take() -> None:
 
 
 def train(
-    config: Config, shapes: Mapping[str, tuple[int, ...]], listed: bool = True, steps: int = 3
+    config: Config,
+    shapes: Mapping[str, tuple[int, ...]],
+    listed: bool = True,
+    steps: int = 3,
+    name: str = "",
 ) -> None:
     """Some steps on all ranks, each with a collector."""
     board = Board()
 
     def rank_main(rank: int) -> None:
         pipeline = Pipeline(config, rank, RANKS)
-        collector = Collector(Driver(Engine(board, rank)), pipeline, shapes if listed else {})
+        engine = pipeline.profiled(Engine(board, rank), name)
+        collector = Collector(Driver(engine), pipeline, shapes if listed else {})
         for _ in range(steps):
             collector.begin_step()
-            for name, shape in shapes.items():
+            for tensor, shape in shapes.items():
                 grad = np.full(shape, rank + 1, np.float32)
-                collector.add(collector.resolve(name, shape), grad, grad.nbytes)
-            for name in shapes:
-                collector.finish(name)
+                collector.add(collector.resolve(tensor, shape), grad, grad.nbytes)
+            for tensor in shapes:
+                collector.finish(tensor)
 
     on_all_ranks(rank_main)
 
@@ -98,6 +105,19 @@ def test_a_job_says_once_what_it_compresses_and_what_passes_a_link(
     dense = 2 * (RANKS - 1) / RANKS * 4 * 4260
     assert f"of {RANKS} ranks" in second
     assert second.endswith(f"of the uncompressed gradients passes {dense:,.0f}")
+
+
+def test_a_job_names_its_engine_and_at_its_end_its_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train(configured("topk(ratio=0.01)"), SHAPES, steps=12, name="threads")
+    gc.collect()
+    texts = [text for _, text in messages(caplog)]
+    assert texts[0].startswith(f"gradcomp: on threads with {RANKS} ranks, 1 of 3 tensors are")
+    found = re.search(r"in a step (\S+) ms of compression and (\S+) ms of waiting", texts[-1])
+    assert found is not None, texts
+    assert all(float(number) > 0 for number in found.groups())
+    assert texts[-1].endswith("of waiting for other ranks; no faults")
 
 
 def test_more_bytes_than_uncompressed_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,4 +68,4 @@ def join_members(
     numels = [math.prod(shape) for shape in shapes.values()]
     limit = message_limit(numels, 4 * sum(numels))
     engine = GlooEngine({"all": group}, limit, where, Liveness(store, "fault", rank, range(size)))
-    return pipeline, Driver(pipeline.profiled(engine))
+    return pipeline, Driver(pipeline.profiled(engine, "torch.distributed"))

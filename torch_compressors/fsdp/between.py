@@ -21,7 +21,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gradcomp import Config
-from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
+from gradcomp.adapter_api import (
+    Broadcast,
+    Driver,
+    Pipeline,
+    StartReport,
+    agreement_line,
+    check_agreement,
+)
 from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.float_copies import FloatCopies
@@ -129,7 +136,8 @@ class FSDPCompression(Closing, ShardedControls):
         self._devices, engine = connect_devices(
             self._pipeline, gloo, group, map(_local, model.parameters()), timeout
         )
-        self._driver = Driver(engine)
+        self._driver = Driver(self._pipeline.profiled(engine, "FSDP"))
+        self._messages = StartReport(self._pipeline)  # of the end
         self._together = {
             name: list(modules.values())
             for modules in wrapped_together(sharded)

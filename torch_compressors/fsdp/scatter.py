@@ -121,7 +121,7 @@ class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
         self._devices, engine = connect_devices(
             self._pipeline, self._gloo, group, model.parameters(), timeout
         )
-        self._driver = Driver(self._pipeline.profiled(engine))
+        self._driver = Driver(self._pipeline.profiled(engine, "FSDP"))
         self._reduced: set[str] = set()
         self._floats = FloatCopies()
         for unit in units:

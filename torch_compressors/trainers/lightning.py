@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradcomp import Config
+from gradcomp import Config, Metrics
 from gradcomp.adapter_api import pack_state, unpack_state
 from gradcomp.errors import StateError, missing_package
 
@@ -31,7 +31,7 @@ from torch_compressors.gloo.groups import lend
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.trainers.wrapped import compressed, unwrapped
 
-__all__ = ["CompressionCallback"]
+__all__ = ["CompressionCallback", "MetricsCallback"]
 
 _STATES = "gradcomp"
 
@@ -129,6 +129,42 @@ class CompressionCallback(Callback):  # type: ignore[misc]
                 self.state.load_state_dict(own_state)
                 return
         self.state.load_state_dict([unpack_state(data) for data in packed])
+
+
+class MetricsCallback(Callback):  # type: ignore[misc]
+    """Writes `gradcomp.Metrics` of a compression in training.
+
+    Args:
+        compression: a callback of the same trainer.
+        writers, every, errors: as for `gradcomp.Metrics`; without writers the loggers of the trainer.
+    """
+
+    def __init__(
+        self,
+        compression: CompressionCallback,
+        *writers: Any,
+        every: int = 100,
+        errors: bool = True,
+    ) -> None:
+        self._compression = compression
+        self._writers = writers
+        self._options: dict[str, Any] = {"every": every, "errors": errors}
+        self._metrics: Metrics | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with the state of the compression."""
+        writers = self._writers or [logger.log_metrics for logger in trainer.loggers]
+        self._metrics = Metrics(self._compression.state, *writers, **self._options)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Write a row if one is due."""
+        if self._metrics is not None:
+            self._metrics.step(trainer.global_step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last row."""
+        if self._metrics is not None:
+            self._metrics.close(trainer.global_step)
 
 
 def _is_bytes(value: object) -> bool:

@@ -11,11 +11,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradcomp import Config
+from gradcomp import Config, Metrics
 from gradcomp.errors import StateError, missing_package
 
 try:
@@ -28,7 +30,7 @@ from torch_compressors.ddp import DDPCompression
 from torch_compressors.trainers.folders import load_from, save_to
 from torch_compressors.trainers.wrapped import compressed, unwrapped
 
-__all__ = ["TrainerCompression", "compress_trainer"]
+__all__ = ["TrainerCompression", "compress_trainer", "write_metrics"]
 
 _FOLDER = "gradcomp"
 
@@ -122,3 +124,46 @@ class TrainerCompression(TrainerCallback):  # type: ignore[misc]
             return
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         save_to(self.state, folder / _FOLDER)
+
+
+def write_metrics(
+    trainer: Trainer,
+    compression: TrainerCompression,
+    *writers: Any,
+    every: int = 100,
+    errors: bool = True,
+) -> None:
+    """Write `gradcomp.Metrics` of a trainer's compression; every rank calls it, before ``train``.
+
+    Args:
+        trainer: has this compression.
+        compression: result of `compress_trainer`.
+        writers, every, errors: as for `gradcomp.Metrics`; without writers ``trainer.log``, which writes to
+            the trackers of ``report_to``.
+    """
+    writers = writers or (lambda values, step: trainer.log(values),)
+    trainer.add_callback(_MetricsCallback(compression, writers, every, errors))
+
+
+class _MetricsCallback(TrainerCallback):  # type: ignore[misc]
+    def __init__(
+        self, compression: TrainerCompression, writers: Sequence[Any], every: int, errors: bool
+    ) -> None:
+        self._compression = compression
+        self._make = partial(Metrics, every=every, errors=errors)
+        self._writers = writers
+        self._metrics: Metrics | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Begin with the state of the compression, a callback before this one."""
+        self._metrics = self._make(self._compression.state, *self._writers)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Write a row if one is due."""
+        if self._metrics is not None:
+            self._metrics.step(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Write the last row."""
+        if self._metrics is not None:
+            self._metrics.close(state.global_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 from gradcomp.codec.arrays import FloatArray
@@ -23,7 +24,7 @@ def counted(
     grads: Mapping[str, FloatArray],
     inner: Generator[Request | Ready, Any, _Result],
 ) -> Generator[Request | Ready, Any, _Result]:
-    """A round with its requests counted and its phases profiled.
+    """A round with its requests counted, its time measured and its phases profiled.
 
     Args:
         stats: of this rank.
@@ -33,7 +34,23 @@ def counted(
         inner: the round.
     """
     profile = stats.profile
-    send = inner.send if profile is None else partial(profile.resume, label, inner)
+    resume = inner.send if profile is None else partial(profile.resume, label, inner)
+
+    spent = 0.0
+
+    def send(reply: Any) -> Any:
+        nonlocal spent
+        begin = perf_counter()
+        try:
+            return resume(reply)
+        except StopIteration:
+            raise
+        except Exception as error:
+            stats.count_fault(error)
+            raise
+        finally:
+            spent += perf_counter() - begin
+
     exact = None
     if profile is not None and profile.error:
         exact = yield from profile.exact(label, list(grads.values()))
@@ -56,3 +73,5 @@ def counted(
             averages: Any = result if isinstance(result, list) else [result]
             profile.compare(label, exact, dict(zip(grads, averages, strict=True)))
         return result
+    finally:
+        stats.spend(compression=spent)

@@ -1,7 +1,9 @@
-"""An engine with requests that a profile measures."""
+"""An engine with requests that are measured: the time of waiting, and by phase while there is a profile."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from gradcomp.exchange.engine import Engine
@@ -13,7 +15,7 @@ __all__ = ["ProfiledEngine"]
 
 
 class ProfiledEngine:
-    """Wraps an engine; while ``stats`` has a profile, it measures the time of requests.
+    """Wraps an engine; counts in ``stats`` the time of waiting for replies, and faults.
 
     Args:
         stats: statistics of the rank that uses the engine.
@@ -27,16 +29,27 @@ class ProfiledEngine:
         """See `gradcomp.exchange.engine.Engine`."""
         profile = self._stats.profile
         if profile is None:
-            return request, self._engine.start(request)
+            return request, self._checked(self._engine.start, request)
         phase, tensor = profile.of_request(request)
         launch: Phase = "error" if phase == "error" else "copy"
-        return request, profile.measure(launch, tensor, self._engine.start, request)
+        return request, profile.measure(launch, tensor, self._checked, self._engine.start, request)
 
     def finish(self, handle: tuple[Request, Any]) -> Any:
         """See `gradcomp.exchange.engine.Engine`."""
         request, inner = handle
         profile = self._stats.profile
-        if profile is None:
-            return self._engine.finish(inner)
-        phase, tensor = profile.of_request(request)
-        return profile.measure(phase, tensor, self._engine.finish, inner)
+        begin = perf_counter()
+        try:
+            if profile is None:
+                return self._checked(self._engine.finish, inner)
+            phase, tensor = profile.of_request(request)
+            return profile.measure(phase, tensor, self._checked, self._engine.finish, inner)
+        finally:
+            self._stats.spend(waiting=perf_counter() - begin)
+
+    def _checked(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        try:
+            return function(argument)
+        except Exception as error:
+            self._stats.count_fault(error)
+            raise

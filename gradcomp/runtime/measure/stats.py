@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
+from gradcomp.exchange.samples import Samples
 from gradcomp.exchange.waiting import Waiting
+from gradcomp.runtime.measure.end_report import log_at_end
 from gradcomp.runtime.measure.profile import Profile
 from gradcomp.runtime.policy.decision import Decision
 
@@ -20,12 +19,6 @@ __all__ = ["RECENT", "Stats"]
 
 RECENT = 20
 """Number of steps of `Stats.recent_ratio`."""
-
-
-_FEWEST = 10
-"""Steps from which a job is worth a message at its end."""
-
-_log = logging.getLogger(__name__)
 
 
 def _fewer(ratio: float) -> str:
@@ -47,9 +40,17 @@ class Stats:
             `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.
         decisions: of the policy ``auto``, one for each group.
         residuals: measures `waiting`.
+        samples: measures norms and errors, for `gradcomp.Metrics`.
         steps: averages so far (the largest number of rounds of any tensor), with `loaded_steps`.
         loaded_steps: averages before the state that this job has loaded. The bytes are without those.
         inner_steps: inner steps before each outer step; 1 if every step has an average.
+        rank: of this process.
+        engine: that carries the requests, as messages name it; "" if it has no name.
+        compression_seconds: time in rounds: encoding, decoding, memories. In several threads at once it
+            counts for each. Without the work of a GPU, and with BytePS 0.
+        waiting_seconds: time in waiting for requests; in PyTorch on Horovod also for gradients that Horovod
+            averages itself, and with BytePS 0.
+        faults: errors in exchanges, by their names. Most end the job; elastic ones go on.
         profile: the time by phase since `start_profile`; None if it is not measured.
     """
 
@@ -64,6 +65,12 @@ class Stats:
     dense_link_bytes: float = 0.0
     decisions: tuple[Decision, ...] = ()
     residuals: Waiting = field(default_factory=Waiting, repr=False, compare=False)
+    samples: Samples = field(default_factory=Samples, repr=False, compare=False)
+    rank: int = 0
+    engine: str = ""
+    compression_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
     profile: Profile | None = field(default=None, repr=False, compare=False)
     _ends: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=RECENT), init=False, repr=False, compare=False
@@ -73,18 +80,10 @@ class Stats:
 
     def log_at_end(self, owner: object) -> None:
         """Log the text of these statistics once: when ``owner`` is freed, or when the process ends."""
-        weakref.finalize(owner, self._log_end, os.getpid())
-
-    def _log_end(self, process: int) -> None:
-        # Scripts may make a compression for a single average.
-        if self.job_steps >= _FEWEST and self._times and os.getpid() == process:
-            first, last = self._times
-            _log.info("gradcomp: %s; from the first to the last step %.1f s", self, last - first)
+        log_at_end(owner, lambda: self)
 
     def begin_step(self) -> None:
         """Begin a step: `recent_ratio` is of the steps before it."""
-        now = time.monotonic()
-        self._times = (self._times[0] if self._times else now, now)
         if self.profile is not None:
             self.profile.begin_step()
         self._ends.append((self.dense_bytes, self.total_bytes))
@@ -138,7 +137,9 @@ class Stats:
     def count_gradients(self, nbytes: int) -> None:
         """Count gradients of ``nbytes`` before compression."""
         link = dense_link_bytes(nbytes * self.inner_steps, self.ranks, self.scatters)
+        now = time.monotonic()
         with self._lock:
+            self._times = (self._times[0] if self._times else now, now)
             self.dense_bytes += nbytes
             self.dense_link_bytes += link
 
@@ -146,6 +147,22 @@ class Stats:
         """Count gradients of ``nbytes`` that are all-reduced as they are."""
         self.count_gradients(nbytes)
         self.count("allreduce", nbytes)
+
+    def spend(self, *, compression: float = 0.0, waiting: float = 0.0) -> None:
+        """Add seconds to `compression_seconds` and `waiting_seconds`."""
+        with self._lock:
+            self.compression_seconds += compression
+            self.waiting_seconds += waiting
+
+    def count_fault(self, error: Exception) -> None:
+        """Count an error in an exchange."""
+        with self._lock:
+            self.faults[type(error).__name__] += 1
+
+    @property
+    def seconds(self) -> float | None:
+        """From the first gradient to the last one; None without any, and 0 with BytePS."""
+        return self._times[1] - self._times[0] if self._times else None
 
     @property
     def job_steps(self) -> int:
@@ -195,7 +212,8 @@ class Stats:
 
         ``steps``, ``ranks``; ``sent_bytes`` (by kind of request), ``total_bytes``, ``bytes_per_step`` and
         ``dense_bytes``; ``ratio``, ``recent_ratio``; ``link_bytes``, ``dense_link_bytes``, ``link_ratio``;
-        ``waiting`` (by spec).
+        ``waiting`` (by spec); ``seconds``, ``compression_seconds``, ``waiting_seconds``; ``faults`` (by
+        error).
         """
         names = (
             "steps",
@@ -209,8 +227,12 @@ class Stats:
             "dense_link_bytes",
             "link_ratio",
             "waiting",
+            "seconds",
+            "compression_seconds",
+            "waiting_seconds",
         )
-        return {"sent_bytes": dict(self.sent_bytes)} | {name: getattr(self, name) for name in names}
+        by_name = {"sent_bytes": dict(self.sent_bytes), "faults": dict(self.faults)}
+        return by_name | {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         steps = self.job_steps * self.inner_steps

@@ -24,6 +24,7 @@ from gradcomp.exchange.memory import (
 )
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
+from gradcomp.exchange.samples import Samples
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
 from gradcomp.exchange.waiting import CHECK_EVERY, Waiting
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
@@ -76,7 +77,7 @@ class RankState:
         rates: the learning rates of the present step.
         copies: of what the present step changes.
         loss_scale: the factor of the loss in the present step.
-        residuals: measures residuals before each step.
+        residuals, samples: measure gradients and residuals before each step.
         discards: every step is copied, so that it can be discarded.
         script_step: the script's own step, counted from 0; None if the script does not tell it. It is
             in no checkpoint.
@@ -95,15 +96,16 @@ class RankState:
         self.copies = StepCopies(self.arrays)
         self.loss_scale = LossScale(self.arrays, self.copies)
         self.residuals = Waiting()
+        self.samples = Samples()
         self.discards = False
         self.script_step: int | None = None
         self._rounds: dict[str, int] = {}
         self._specs: dict[str, str] = {}
 
-    def watch(self, residuals: Waiting) -> None:
-        """Let an object measure residuals; rank 0 warns."""
+    def watch(self, residuals: Waiting, samples: Samples) -> None:
+        """Let objects measure gradients and residuals; rank 0 warns."""
         residuals.logs = self.rank == 0
-        self.residuals = residuals
+        self.residuals, self.samples = residuals, samples
 
     def step(self, name: str) -> int:
         """Number of averages of a tensor so far."""
@@ -170,12 +172,13 @@ class RankState:
         return poisoned(grads) if self.loss_scale.active else grads
 
     def _look(self, resolved: Resolved, grad: FloatArray) -> None:
-        step = self.step(resolved.key.name)
+        name, spec = resolved.key.name, resolved.spec
+        step, residual = self.step(name), self.arrays["residual"].get(name)
+        self.samples.look(step, spec, name, grad, residual)
         if step == 0 or step % CHECK_EVERY:
             return
-        residual = self.arrays["residual"].get(resolved.key.name)
         if residual is not None:
-            self.residuals.look(step, resolved.spec.canonical, grad, residual)
+            self.residuals.look(step, spec.canonical, grad, residual)
 
     def _reset(self, resolved: Resolved) -> None:
         """Drop the residual of a tensor before a step in which its memory begins again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -14,6 +15,7 @@ from sklearn.datasets import load_digits
 from workers.runner import Cases, refused
 from workers.tf_harness import check_same_on_all_ranks
 
+from gradcomp import Metrics
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow import DGCSGD, Compression, DistributedOptimizer
 from support.scope import by_scope
@@ -27,7 +29,14 @@ EPOCHS = 6
 SCALED = "residual(lr=scale)|topk(ratio=0.02)"
 
 
-def fit(library: Any, make: Any, epochs: int = EPOCHS, end: int = 1440, **options: Any) -> Any:
+def fit(
+    library: Any,
+    make: Any,
+    epochs: int = EPOCHS,
+    end: int = 1440,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
+) -> Any:
     """A model after training on the first digits, checked for equality on all ranks.
 
     Args:
@@ -43,7 +52,8 @@ def fit(library: Any, make: Any, epochs: int = EPOCHS, end: int = 1440, **option
     )
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(make(model), loss, metrics=["accuracy"], jit_compile=False, **options)
-    model.fit(images[train], classes[train], batch_size=48, epochs=epochs, verbose=0)
+    data, more = (images[train], classes[train]), [*callbacks]
+    model.fit(*data, batch_size=48, epochs=epochs, verbose=0, callbacks=more)
     for weight in model.get_weights():
         check_same_on_all_ranks(weight)
     return model
@@ -64,6 +74,20 @@ def compressing(spec: str, inner: Any, made: list[Compression]) -> Any:
     return make
 
 
+def writing(library: Any, made: list[Compression], rows: list[Mapping[str, float]]) -> Any:
+    """A callback with the metrics of the compression that is made with the model."""
+    metrics: list[Metrics] = []
+
+    def begin(logs: Any) -> None:
+        metrics.append(Metrics(made[0], lambda values, step: rows.append(values), every=50))
+
+    return library.callbacks.LambdaCallback(
+        on_train_begin=begin,
+        on_train_batch_end=lambda batch, logs: metrics[0].step(),
+        on_train_end=lambda logs: metrics[0].close(),
+    )
+
+
 @cases
 def tf_keras_fit() -> dict[str, dict[str, float]]:
     """The accuracy and the compression ratio, by version and spec."""
@@ -75,8 +99,14 @@ def tf_keras_fit() -> dict[str, dict[str, float]]:
             # dgc applies the momentum itself.
             momentum = 0.0 if spec.startswith("dgc") else 0.9
             inner = library.optimizers.SGD(0.05, momentum=momentum)
-            model = fit(library, compressing(spec, inner, compressions))
+            rows: list[Mapping[str, float]] = []
+            metrics = writing(library, compressions, rows)
+            model = fit(library, compressing(spec, inner, compressions), callbacks=[metrics])
             stats = compressions[0].stats
+            if hvd.rank() == 0:
+                steps = [row["gradcomp/steps"] for row in rows]
+                assert steps == [1, 51, EPOCHS * 15], steps
+                assert rows[-1]["gradcomp/total_bytes"] == stats.total_bytes
             assert stats.steps == EPOCHS * 15, stats
             result[f"{version} {spec}"] = {
                 "accuracy": accuracy_of(model),

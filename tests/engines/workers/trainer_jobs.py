@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -23,16 +24,18 @@ import transformers_gpt2
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 from transformers import Trainer as HuggingTrainer
 from workers.runner import Cases, refused, report
 
+from gradcomp import Metrics
 from gradcomp.errors import ConfigError, StateError
 from torch_compressors.trainers.accelerate import compress_model
-from torch_compressors.trainers.lightning import CompressionCallback
-from torch_compressors.trainers.transformers import compress_trainer
+from torch_compressors.trainers.lightning import CompressionCallback, MetricsCallback
+from torch_compressors.trainers.transformers import compress_trainer, write_metrics
 
 cases = Cases()
 shared = Path()
@@ -197,14 +200,37 @@ def lightning_in_float16() -> None:
     _check_skipped(residuals, compression.state, scaler)
 
 
+def _check_metrics(rows: list[Mapping[str, Any]], state: Any) -> None:
+    """Rows of `gradcomp.Metrics`, the last one at the end of training."""
+    rows = [row for row in rows if row.get("gradcomp/total_bytes")]
+    assert len(rows) == 2, rows
+    assert float(rows[-1]["gradcomp/total_bytes"]) == state.stats.total_bytes
+    assert float(rows[-1]["gradcomp/waiting_seconds"]) > 0
+    assert 0 < float(rows[-1]["gradcomp/error/residual_topk_ratio_0.01"]) < 1
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 @cases
 def lightning_in_bfloat16() -> None:
+    """With metrics in a file, and by the trainer's logger."""
     compression, model = CompressionCallback("residual|topk(ratio=0.01)"), lightning_digits.Digits()
     dtypes = _watched(model.layers[0])
     data = torch.utils.data.TensorDataset(torch.rand(64, 64), torch.arange(64) % 10)
-    trainer = Trainer(precision="bf16-mixed", callbacks=[compression], **OPTIONS)
+    metrics = [
+        MetricsCallback(compression, shared / "lightning.csv"),
+        MetricsCallback(compression, errors=False),
+    ]
+    options = {**OPTIONS, "logger": CSVLogger(shared, "logs", 0)}
+    trainer = Trainer(precision="bf16-mixed", callbacks=[compression, *metrics], **options)
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=16))
     _check_mixed(model, compression.state, dtypes)
+    if trainer.is_global_zero:
+        _check_metrics(_rows(shared / "lightning.csv"), compression.state)
+        _check_metrics(_rows(shared / "logs/version_0/metrics.csv"), compression.state)
 
 
 @cases
@@ -235,11 +261,17 @@ def accelerate_in_bfloat16() -> None:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     model, optimizer = accelerator.prepare(module, optimizer)
     state = compress_model(accelerator, model, "residual|topk(ratio=0.01)")
+    rows: list[Mapping[str, Any]] = []
+    metrics = Metrics(state, lambda values, step: rows.append(values))
     for _ in range(3):
         optimizer.zero_grad()
         accelerator.backward(model(torch.rand(8, 64)).square().mean())
         optimizer.step()
+        metrics.step()
+    metrics.close()
     _check_mixed(module, state, dtypes)
+    if accelerator.is_main_process:
+        _check_metrics(rows, state)
     AcceleratorState._reset_state()
 
 
@@ -248,8 +280,11 @@ def transformers_in_bfloat16() -> None:
     hugging = _hugging(HuggingTrainer, max_steps=3, bf16=True)
     dtypes = _watched(hugging.model.transformer.h[0].mlp.c_fc)
     compression = compress_trainer(hugging, "residual|topk(ratio=0.01)")
+    write_metrics(hugging, compression)
     hugging.train()
     _check_mixed(hugging.model, compression.state, dtypes)
+    if hugging.is_world_process_zero():
+        _check_metrics(hugging.state.log_history, compression.state)
     AcceleratorState._reset_state()
 
 
