@@ -1,8 +1,8 @@
 """Names of PyTorch that its documentation does not have, or that its versions do not share.
 
 No other module of the adapters uses such names (tests/rules/test_compat.py). Each function tells the versions in which
-its names were seen; docs/versions.md tells what was run with each version. Importing this module refuses a PyTorch
-that is too old.
+its names were seen: "2.4 to 2.14" are 2.4, 2.6, 2.8, 2.13 and 2.14. docs/versions.md tells what was run with each.
+Importing this module refuses a PyTorch that is too old.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def require(owner: Any, name: str, least: str, part: str) -> None:
 
 
 def store_of(group: Any) -> Any:
-    """The store of a process group; 2.4 to 2.14 (public from 2.9 on, ``group.get_group_store()``)."""
+    """The store of a process group; private in 2.4, 2.6 and 2.8, public in 2.13 and 2.14."""
     if hasattr(group, "get_group_store"):
         return group.get_group_store()
     return importlib.import_module("torch.distributed.distributed_c10d")._world.pg_map[group][1]
 
 
 def second_connection(store: Any) -> Any:
-    """A store like this one, by a connection of its own; before 2.9 the store itself.
+    """A store like this one, by a connection of its own, in 2.8, 2.13 and 2.14; the store itself in 2.4 and 2.6.
 
     There a thread that waits in the store holds up the others, so that messages about lost ranks may not
     name them.
@@ -134,7 +134,7 @@ def ignores_joined_ranks(model: Any) -> bool:
 
 
 def fsdp_state(module: Any) -> Any:
-    """What the modules of one call of ``fully_shard`` share; 2.6 to 2.14."""
+    """What the modules of one call of ``fully_shard`` share; 2.6, 2.8, 2.13 and 2.14."""
     return module._get_fsdp_state()
 
 

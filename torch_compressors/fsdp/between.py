@@ -145,7 +145,7 @@ class FSDPCompression(Closing, ShardedControls):
         self._on_devices: set[str] = set()
         """Modules with a shard that a device has averaged: such exchanges end at once."""
         for name, module in sharded.items():
-            require(module, "set_all_reduce_hook", "2.7", "fsdp_hook")
+            require(module, "set_all_reduce_hook", "2.8", "fsdp_hook")
             module.set_all_reduce_hook(partial(self._average, name))
 
     @torch.no_grad()

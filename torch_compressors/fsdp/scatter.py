@@ -320,7 +320,7 @@ class _ReduceScatter:
 def _install(unit: Unit, comm: Any) -> None:
     module: Any = unit.module
     for method in ("set_custom_reduce_scatter", "set_force_sum_reduction_for_comms"):
-        require(module, method, "2.9", _NAME)
+        require(module, method, "2.13", _NAME)
     module.set_custom_reduce_scatter(comm)
     module.set_force_sum_reduction_for_comms(True)
     # Without it, an unused parameter is an error in the step.

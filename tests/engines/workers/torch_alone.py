@@ -11,7 +11,8 @@ import torch.distributed.fsdp
 from workers import ddp, harness, outer
 
 cases = {**ddp.cases, **outer.cases}
-if hasattr(torch.distributed.fsdp, "fully_shard"):  # from PyTorch 2.6 on
+stock = getattr(torch.distributed.fsdp, "FSDPModule", None)
+if hasattr(stock, "set_custom_reduce_scatter"):  # not in PyTorch 2.8
     from workers import fsdp
 
     cases |= fsdp.cases
