@@ -72,7 +72,7 @@ def _warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
     sent, received = torch.zeros((2, ranks), dtype=torch.uint8, device=device)
     for work in (
         group.allreduce([sent]),
-        group._allgather_base(received, sent[:1]),
+        gather_into(group, received, sent[:1]),
         group.alltoall_base(received, sent, [1] * ranks, [1] * ranks),
     ):
         work.wait()
