@@ -1,11 +1,25 @@
-"""The extension module and its C header; everything else is declared in pyproject.toml."""
+"""The extension module, its C header and the text for an index; everything else is declared in pyproject.toml."""
 
+import re
+import sys
+import sysconfig
 from glob import glob
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 from setuptools.command.build_py import build_py
+
+if not sys.platform.startswith("linux"):
+    sys.exit(
+        f"gradcomp is for Linux on x86-64 or 64-bit ARM, and this is {sys.platform}: build it in a container or "
+        "virtual machine of Linux, on Windows for example under WSL 2"
+    )
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    sys.exit(
+        "gradcomp has not been run on Python without a global interpreter lock (free-threaded, such as python3.14t): "
+        "use the Python with the lock, such as python3.14"
+    )
 
 # No -march and no -ffast-math: SIMD is chosen at run time (csrc/kernels), and the same input must
 # give the same bytes on every machine. A contracted multiply-add would round differently.
@@ -33,8 +47,17 @@ class BuildWithHeader(build_py):
             self.copy_file("csrc/include/gradcomp/gradcomp.h", str(folder))
 
 
+def readme_for_an_index() -> str:
+    """README.md without links and pictures of the repository, which an index of packages does not have."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^\]]*\]\((?!https:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https:)[^)]*\)", r"\1", text)
+
+
 ParallelCompile("GRADCOMP_BUILD_JOBS", default=0).install()
 setup(
+    long_description=readme_for_an_index(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_py": BuildWithHeader},
     ext_modules=[
         Pybind11Extension(

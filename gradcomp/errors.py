@@ -104,7 +104,7 @@ _EXTRAS = {
     "transformers": "trainers",
     "torchft": "trainers",
 }
-"""Packages that pip installs as they are, and the extras with their tested versions."""
+"""Packages that pip installs as they are, and the extras with the ranges of their versions."""
 
 
 def missing_package(error: ModuleNotFoundError) -> ModuleNotFoundError:
@@ -144,6 +144,6 @@ def remedy_for(package: str) -> str:
     if package in _EXTRAS:
         return (
             f"pip install {package}, or pip install '.[{_EXTRAS[package]}]' in the repository of "
-            "gradcomp for the version of its tests"
+            "gradcomp for a version that it works with"
         )
     return f"./scripts/setup --engines {package} in the repository of gradcomp"

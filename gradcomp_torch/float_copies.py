@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from gradcomp_torch.compat import foreach_copy_
+
 __all__ = ["FloatCopies"]
 
 
@@ -37,7 +39,5 @@ class FloatCopies:
             floats[name] = kept
         copied = [name for name in gradients if floats[name] is not gradients[name]]
         if copied:
-            torch._foreach_copy_(
-                [floats[name] for name in copied], [gradients[name] for name in copied]
-            )
+            foreach_copy_([floats[name] for name in copied], [gradients[name] for name in copied])
         return floats

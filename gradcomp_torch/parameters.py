@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from gradcomp.errors import ConfigError
+from gradcomp_torch.compat import COMPILED_PART
 
 __all__ = [
     "check_real",
@@ -43,7 +44,7 @@ def uncompiled_name(name: str) -> str:
 
     Compiled and eager runs so have the same rules, random numbers and checkpoints.
     """
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return ".".join(part for part in name.split(".") if part != COMPILED_PART)
 
 
 def check_real(named: Iterable[tuple[str, torch.Tensor]], function: str) -> None:

@@ -13,6 +13,7 @@ __all__ = ["cuda", "torch", "triton"]
 def torch() -> str:
     """The sum of a tensor."""
     package = importlib.import_module("torch")
+    importlib.import_module("gradcomp_torch.compat")
     importlib.import_module("gradcomp_torch.gpu.device_lookup")
     if float(package.ones(3).sum()) != 3:
         raise ProbeError("a sum is wrong")

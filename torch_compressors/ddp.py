@@ -33,6 +33,7 @@ from gradcomp.adapter_api import (
     Route,
 )
 from gradcomp.errors import ConfigError, ProtocolError
+from gradcomp_torch.compat import foreach_copy_
 from gradcomp_torch.devices import TensorArray, TensorDevice
 from gradcomp_torch.encoder_thread import encodes_beside
 from gradcomp_torch.float_copies import FloatCopies
@@ -462,7 +463,7 @@ class DDPCompression(Closing, ScalerControls):
                 if result.data_ptr() != to.data_ptr():  # else already in place
                     to.copy_(result.view(to.shape))
             if there:
-                torch._foreach_copy_([arrived.grads[name] for name in there], list(there.values()))
+                foreach_copy_([arrived.grads[name] for name in there], list(there.values()))
             if arrived.copies is not None:
                 arrived.copies.give_back(arrived.grads)
             arrived.future.set_result(arrived.buffer)

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradcomp.adapter_api import AllReduce, Driver, FloatArray
 from gradcomp.errors import ConfigError, StateError
+from gradcomp_torch.compat import comm_hooks, ignores_joined_ranks, uses_python_reducer
 from gradcomp_torch.parameters import uncompiled_name
 
 __all__ = ["UnusedParameters", "WrappedModel", "registered_with"]
@@ -49,7 +50,7 @@ class WrappedModel:
         Raises:
             ConfigError: the model gives its hook no buckets.
         """
-        if getattr(model, "_use_python_reducer", False):
+        if uses_python_reducer(model):
             raise ConfigError(
                 "DistributedDataParallel was made with torch._dynamo.config.optimize_ddp="
                 "'python_reducer', which gives hooks no buckets: set it to True, PyTorch's default, "
@@ -78,12 +79,8 @@ class WrappedModel:
         Raises:
             ConfigError: the model is in ``join(divide_by_initial_world_size=False)``.
         """
-        model: Any = self.model()
-        if (
-            model is not None
-            and model._join_config.enable
-            and not model._divide_by_initial_world_size
-        ):
+        model = self.model()
+        if model is not None and ignores_joined_ranks(model):
             raise ConfigError(
                 "divide_by_initial_world_size is False in join(), and averages of ddp_hook are over all "
                 "ranks, those without data included: leave the argument out, or set it to True"
@@ -117,7 +114,7 @@ def registered_with(state: object) -> DistributedDataParallel:
     for candidate in gc.get_objects():
         # The type itself: isinstance() would ask foreign objects for their __class__.
         if issubclass(type(candidate), DistributedDataParallel) and any(
-            registered is state for _, registered in vars(candidate).get("_comm_hooks", ())
+            registered is state for _, registered in comm_hooks(candidate)
         ):
             model: DistributedDataParallel = candidate
             return model

@@ -19,7 +19,10 @@ _MOST = 8
 
 def processors() -> int:
     """Number of processors that this process may use, at least 1: its affinity, and its container's limit."""
-    count = len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no limit: no file, or the word "max"
         quota, period = _QUOTA.read_text("ascii").split()
         count = min(count, max(1, int(quota) // int(period)))

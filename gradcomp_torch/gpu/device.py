@@ -31,6 +31,14 @@ from gradcomp.device_api import (
     payloads_of_frames,
 )
 from gradcomp.errors import WireError
+from gradcomp_torch.compat import (
+    foreach_add_,
+    foreach_copy_,
+    foreach_mul,
+    foreach_mul_,
+    foreach_sub_,
+    foreach_zero_,
+)
 from gradcomp_torch.devices import TensorArray, array_of, tensor_of
 from gradcomp_torch.gpu import codecs, low_rank
 from gradcomp_torch.gpu.add import HELD, KEPT, ZERO, AddItem, Addition, Form, form_of
@@ -146,7 +154,7 @@ class TorchDevice:
         for (form, replaces), group in groups.items():
             ranks = range(len(group[0].frames))
             if replaces and (form is KEPT or not ranks):
-                torch._foreach_zero_([tensor_of(item.out) for item in group])
+                foreach_zero_([tensor_of(item.out) for item in group])
             for rank in ranks:
                 start = ZERO if replaces and rank == 0 else HELD
                 Addition(form, _opened(form, group, rank), weight, start).launch()
@@ -167,14 +175,14 @@ class TorchDevice:
         fed = [item for item in tensors if item.residual is not None]
         residuals = [tensor_of(item.residual) for item in fed]
         if fed:
-            scaled = torch._foreach_mul(
+            scaled = foreach_mul(
                 [tensor_of(item.grad) for item in fed], [item.gamma for item in fed]
             )
-            torch._foreach_mul_(residuals, [item.beta for item in fed])
-            torch._foreach_add_(residuals, scaled)
-        torch._foreach_copy_(outs, exact)
+            foreach_mul_(residuals, [item.beta for item in fed])
+            foreach_add_(residuals, scaled)
+        foreach_copy_(outs, exact)
         if fed:
-            torch._foreach_zero_(residuals)
+            foreach_zero_(residuals)
 
     def differ(self, tensors: Sequence[DifferItem]) -> None:
         """See `Device`; on the side stream, before encoding."""
@@ -184,8 +192,8 @@ class TorchDevice:
         differences = [tensor_of(item.difference) for item in tensors]
         computed = filter(None, (grad.computed for grad in grads))
         with self._staging.beside([*given, *estimates, *differences], computed):
-            torch._foreach_copy_(differences, given)
-            torch._foreach_sub_(differences, estimates)
+            foreach_copy_(differences, given)
+            foreach_sub_(differences, estimates)
         self.poison([item.difference for item in tensors])
 
     def advance(self, tensors: Sequence[AdvanceItem]) -> None:
@@ -239,13 +247,13 @@ class TorchDevice:
         """See `Device`; on the side stream, on which encoding changes the arrays."""
         sources, copies = ([tensor_of(pair[side]) for pair in pairs] for side in (0, 1))
         with self._staging.beside([*sources, *copies]):
-            torch._foreach_copy_(copies, sources)
+            foreach_copy_(copies, sources)
 
     def scale(self, arrays: Sequence[FloatArray], factor: float) -> None:
         """See `Device`."""
         tensors = [tensor_of(array) for array in arrays]
         with self._staging.beside(tensors):
-            torch._foreach_mul_(tensors, factor)
+            foreach_mul_(tensors, factor)
 
     def poison(self, grads: Sequence[FloatArray]) -> Sequence[FloatArray]:
         """See `Device`; gradients themselves change."""

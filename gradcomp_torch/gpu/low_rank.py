@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from gradcomp.device_api import ApplyItem, MultiplyItem, ProductItem
+from gradcomp_torch.compat import foreach_add_, foreach_mul_
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu.arrays import OnDevice
 from gradcomp_torch.gpu.bucket import EXACT, current, spread
@@ -25,11 +26,9 @@ def take_up(matrices: Sequence[MultiplyItem | ProductItem]) -> None:
     given = [work for work in matrices if work.grad is not None]
     weighted = [work for work in given if work.beta != 1]
     if weighted:
-        torch._foreach_mul_(
-            [tensor_of(work.m) for work in weighted], [work.beta for work in weighted]
-        )
+        foreach_mul_([tensor_of(work.m) for work in weighted], [work.beta for work in weighted])
     if given:
-        torch._foreach_add_(
+        foreach_add_(
             [tensor_of(work.m) for work in given], [tensor_of(work.grad) for work in given]
         )
 

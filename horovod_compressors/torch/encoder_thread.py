@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from gradcomp import Config
+from gradcomp_torch.compat import at_end_of_backward, current_backward
 from gradcomp_torch.encoder_thread import encodes_beside
 
 __all__ = ["EncoderThread"]
@@ -35,10 +34,10 @@ class EncoderThread:
         """Whether the thread takes a gradient that comes now: only within a backward pass."""
         if not self.used:
             return False
-        current = torch._C._current_graph_task_id()
+        current = current_backward()
         if current == -1:
             return False
         if current != self._pass:
             self._pass = current
-            torch.autograd.Variable._execution_engine.queue_callback(self._settle)
+            at_end_of_backward(self._settle)
         return True

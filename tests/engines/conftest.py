@@ -71,7 +71,7 @@ def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob)
 
 @pytest.fixture(scope="session")
 def torchrun2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
-    """Two ranks of torchrun, which cannot import Horovod: the cases of `ddp` and `fsdp`."""
+    """Two ranks of torchrun, which cannot import Horovod: the cases of `ddp`, `outer` and `fsdp`."""
     folder, harness = tmp_path_factory.mktemp("torchrun2"), ["-m", "workers.torch_alone"]
     return run_cases(["torch_alone"], 2, "torchrun", folder, shared, harness)
 
@@ -88,12 +88,12 @@ def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 def ddp2_horovod(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of Horovod on Gloo, which also make a process group of torch."""
     modules = [
-        f"{module}:with_horovod" for module in ("ddp", "compiled", "trainers", "conservation")
+        f"{module}:with_horovod"
+        for module in ("ddp", "compiled", "trainers", "conservation", "outer")
     ]
     folder = tmp_path_factory.mktemp("ddp2_horovod")
-    return run_cases(
-        [*modules, "outer", "decisions"], 2, "gloo", folder, shared, environment=_SELDOM
-    )
+    modules.append("decisions")
+    return run_cases(modules, 2, "gloo", folder, shared, environment=_SELDOM)
 
 
 @pytest.fixture(scope="session")

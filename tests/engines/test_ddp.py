@@ -57,9 +57,15 @@ def test_replicas(name: str, spec: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_damaged_messages_of_another_rank() -> None:
-    """A false size allocates nothing, and a short message is never read beyond its end."""
+    """A false size allocates nothing, and a short message is never read beyond its end. What Gloo itself refuses is
+    no lost rank."""
     job = run(["-m", "workers.ddp_damaged"], 2, "torchrun", limit=120)
     assert job.status == 0, job.output
+    refused = re.findall(r"^refused: (.*)$", job.output, re.MULTILINE)
+    assert len(refused) == 2, job.output
+    for text in refused:
+        assert "refuses the exchange 'int16': Invalid scalar type" in text
+        assert "answer" not in text
     for name in ddp_damaged.MESSAGES:
         for kind in ("allgather", "broadcast"):
             found = re.search(rf"^{kind} {re.escape(name)}: (.*)$", job.output, re.MULTILINE)

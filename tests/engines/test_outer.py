@@ -8,7 +8,12 @@ from workers import outer
 
 
 @pytest.mark.parametrize("case", outer.cases)
-def test_outer(ddp2_horovod: CaseJob, case: str) -> None:
+def test_outer(torchrun2: CaseJob, case: str) -> None:
+    torchrun2.check(case)
+
+
+@pytest.mark.parametrize("case", outer.with_horovod)
+def test_with_horovod(ddp2_horovod: CaseJob, case: str) -> None:
     ddp2_horovod.check(case)
 
 

@@ -1,4 +1,4 @@
-"""DDP and FSDP where PyTorch is the only engine, in a job of torchrun: a part of ``scripts/test quick``."""
+"""Jobs of torchrun where PyTorch is the only engine: DDP, outer steps and FSDP. A part of ``scripts/test quick``."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from workers import torch_alone
 
 
 @pytest.mark.parametrize("case", torch_alone.cases)
-def test_ddp_and_fsdp(torchrun2: CaseJob, case: str) -> None:
+def test_a_case(torchrun2: CaseJob, case: str) -> None:
     torchrun2.check(case)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import email
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +14,8 @@ import pytest
 from gradcomp.capi import core_library
 from pages.site_pages import ROOT, tracked
 
-SOURCES = [path for path in tracked("csrc", "gradcomp*", "*_compressors") if path.exists()]
+FOLDERS = ("csrc", "gradcomp*", "*_compressors", "tests", "scripts", "benchmarks", "configs")
+SOURCES = [path for path in tracked(*FOLDERS) if path.exists()]
 ROOT_FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py")
 
 
@@ -47,6 +50,26 @@ def test_every_source_is_in_it(unpacked: Path) -> None:
     ]
     assert missing == []
     assert len(SOURCES) > 200
+
+
+def test_an_index_gets_no_links_into_the_repository(unpacked: Path) -> None:
+    message = email.message_from_string((unpacked / "PKG-INFO").read_text())
+    page = message.get_payload()
+    assert page.startswith("# gradcomp\n")
+    assert "39 methods, all reproducible" in page
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_other_systems_are_refused(system: str) -> None:
+    imports = "import runpy, sys, setuptools, pybind11.setup_helpers"  # they import parts of the system's own Python
+    program = f"{imports}; sys.platform = {system!r}; runpy.run_path('setup.py')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"gradcomp is for Linux on x86-64 or 64-bit ARM, and this is {system}"
+    )
 
 
 def test_the_packages_have_the_header(unpacked: Path, tmp_path: Path) -> None:

@@ -119,6 +119,14 @@ def test_packages_that_fail_die_and_hang(bare: Bare) -> None:
     assert found["Horovod, PyTorch"]["status"] == "missing"
 
 
+def test_a_pytorch_that_is_too_old_is_named(bare: Bare) -> None:
+    bare.add("torch", "__version__ = '2.3.1+cpu'")
+    code, found = examined(bare.python)
+    assert (code, found["PyTorch"]["status"]) == (1, "broken")
+    assert found["PyTorch"]["detail"].startswith("ConfigError: PyTorch 2.3.1+cpu is too old")
+    assert "pip install torch" in found["PyTorch"]["fix"]
+
+
 def test_a_core_that_does_not_load(bare: Bare, tmp_path: Path) -> None:
     without = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "gradcomp", tmp_path / "gradcomp", ignore=without)

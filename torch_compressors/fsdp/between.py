@@ -30,6 +30,7 @@ from gradcomp.adapter_api import (
     check_agreement,
 )
 from gradcomp.errors import ConfigError
+from gradcomp_torch.compat import at_end_of_backward, require
 from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.host_copies import to_device, to_host
@@ -152,6 +153,7 @@ class FSDPCompression(Closing, ShardedControls):
         self._on_devices: set[str] = set()
         """Modules with a shard that a device has averaged: such exchanges end at once."""
         for name, module in sharded.items():
+            require(module, "set_all_reduce_hook", "2.8", "fsdp_hook")
             module.set_all_reduce_hook(partial(self._average, name))
 
     @torch.no_grad()
@@ -162,7 +164,7 @@ class FSDPCompression(Closing, ShardedControls):
         the same on all ranks, too, as it decides about the order of requests.
         """
         refuse_recording(shard.device, "fsdp_hook")
-        ends = _at_end_of_backward(self._finish)
+        ends = _called_at_end(self._finish)
         if name in self._running:  # since a backward pass that has failed, or in an outer one
             self._finish_exchanges()
         parameters = self._awaits.get(name)
@@ -241,7 +243,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _at_end_of_backward(call: Callable[[], None]) -> bool:
+def _called_at_end(call: Callable[[], None]) -> bool:
     """Let the autograd engine make a call when its present backward pass ends.
 
     Callbacks run in the order of queueing: that of ``fully_shard``, which may reduce the gradients of
@@ -250,9 +252,8 @@ def _at_end_of_backward(call: Callable[[], None]) -> bool:
     Returns:
         False: there is no such pass. Schedules of pipelines reduce gradients after it.
     """
-    engine: Any = torch.autograd.Variable._execution_engine
     try:
-        engine.queue_callback(call)
+        at_end_of_backward(call)
     except RuntimeError:
         return False
     return True

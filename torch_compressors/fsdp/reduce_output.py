@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gradcomp.errors import ConfigError
+from gradcomp_torch.compat import has_gradient_hooks, version_counter
 
 __all__ = ["LateAverage", "ReduceOutput"]
 
@@ -23,7 +24,7 @@ class ReduceOutput:
 
     def __init__(self, output: torch.Tensor) -> None:
         self._output = output
-        self._version = output._version
+        self._version = version_counter(output)
 
     def holds(self, parameters: Sequence[DTensor]) -> bool:
         """Whether the gradients of a module are views of the output, unchanged since the hook.
@@ -35,7 +36,7 @@ class ReduceOutput:
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         return (
             bool(grads)
-            and self._output._version == self._version
+            and version_counter(self._output) == self._version
             and all(_local(grad).untyped_storage().data_ptr() == storage for grad in grads)
         )
 
@@ -99,5 +100,4 @@ def _local(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _has_hooks(parameters: Sequence[DTensor]) -> bool:
-    # The attribute by which fully_shard itself finds these hooks.
-    return any(parameter._post_accumulate_grad_hooks for parameter in parameters)
+    return any(map(has_gradient_hooks, parameters))

@@ -29,6 +29,7 @@ from gradcomp.adapter_api import (
     room,
 )
 from gradcomp.errors import ConfigError, StateError
+from gradcomp_torch.compat import require
 from gradcomp_torch.devices import TensorArray
 from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.host_copies import HostCopies, to_device
@@ -319,11 +320,7 @@ class _ReduceScatter:
 def _install(unit: Unit, comm: Any) -> None:
     module: Any = unit.module
     for method in ("set_custom_reduce_scatter", "set_force_sum_reduction_for_comms"):
-        if not hasattr(module, method):
-            raise ConfigError(
-                f"fully_shard of PyTorch {torch.__version__} has no {method}: install PyTorch 2.13 "
-                "or later"
-            )
+        require(module, method, "2.13", _NAME)
     module.set_custom_reduce_scatter(comm)
     module.set_force_sum_reduction_for_comms(True)
     # Without it, an unused parameter is an error in the step.

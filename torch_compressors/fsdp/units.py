@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from gradcomp.errors import ConfigError
+from gradcomp_torch.compat import fsdp_state
 from gradcomp_torch.parameters import uncompiled_name
 from torch_compressors.fsdp.sharded import sharded_modules
 
@@ -79,7 +80,7 @@ def wrapped_together(sharded: Mapping[str, FSDPModule]) -> list[dict[str, FSDPMo
     """The modules by name; those that one call of ``fully_shard`` has wrapped are together."""
     together: dict[int, dict[str, FSDPModule]] = {}
     for name, module in sharded.items():
-        together.setdefault(id(module._get_fsdp_state()), {})[name] = module
+        together.setdefault(id(fsdp_state(module)), {})[name] = module
     return list(together.values())
 
 

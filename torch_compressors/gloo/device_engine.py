@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request
+from gradcomp_torch.compat import gather_into
 from gradcomp_torch.device_messages import DeviceMessage, message_of
 from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.staging import copies_of
@@ -71,7 +72,7 @@ def _warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
     sent, received = torch.zeros((2, ranks), dtype=torch.uint8, device=device)
     for work in (
         group.allreduce([sent]),
-        group._allgather_base(received, sent[:1]),
+        gather_into(group, received, sent[:1]),
         group.alltoall_base(received, sent, [1] * ranks, [1] * ranks),
     ):
         work.wait()
@@ -152,8 +153,7 @@ class _DirectEngine:
                 work = self._group.alltoall_base(reply, message.data, [size] * ranks, splits)
             else:
                 reply = self._room(request, message, message.data.numel() * ranks)
-                # Its public function has another name in each version of PyTorch.
-                work = self._group._allgather_base(reply, message.data)
+                work = gather_into(self._group, reply, message.data)
         return _Running(request, message, reply, keep(work))
 
     def _room(self, request: Request, message: DeviceMessage, numel: int) -> torch.Tensor:

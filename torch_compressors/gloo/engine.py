@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -20,7 +21,7 @@ from gradcomp.adapter_api import (
     Round,
     ranks_text,
 )
-from gradcomp.errors import ProtocolError, StateError
+from gradcomp.errors import ConfigError, ProtocolError, StateError
 from torch_compressors.gloo.groups import LentGroups
 from torch_compressors.gloo.keep_alive import keep
 from torch_compressors.gloo.liveness import Liveness, of_group
@@ -35,6 +36,8 @@ SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 # Bytes of an element, of a tensor and of a message that `message_limit` allows for. Frames of the
 # built-in codecs have at most 4.2 bytes an element besides headers; plug-ins may have more.
 _ELEMENT, _TENSOR, _MESSAGE = 16, 2**10, 2**16
+
+_CONNECTION = r"(?i)gloo/|timed? ?out|connect|broken pipe|reset by peer|closed"
 
 
 def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
@@ -174,10 +177,19 @@ class GlooEngine:
         """A context that turns RuntimeError of Gloo into ProtocolError, with the lost rank's name.
 
         The awaited rank is not always the lost one: it may have given up because of a third rank.
+
+        Raises:
+            ConfigError: Gloo refuses the exchange on this rank, and no connection has failed.
         """
         try:
             yield
         except RuntimeError as error:
+            if not _of_connection(error):
+                raise ConfigError(
+                    f"Gloo of PyTorch {torch.__version__} refuses the exchange '{name}': {error}. No rank is "
+                    "lost. If it lacks the type of the numbers, as some builds lack float16: use another "
+                    "build, or a spec whose sums are float32"
+                ) from error
             raise ProtocolError(
                 f"{self._lost(awaited)} not answer in the exchange '{name}': see its output, and give "
                 f"{self._where} a longer timeout if the rank is only slow ({error})"
@@ -209,6 +221,14 @@ class Closing:
         """
         if self._gloo is not None:
             self._gloo.close()
+
+
+def _of_connection(error: RuntimeError) -> bool:
+    """Whether an error of Gloo is about the connection to another rank, as timeouts are.
+
+    All such errors begin with the file in Gloo that raises them, or are of PyTorch's store.
+    """
+    return isinstance(error, dist.DistError) or re.search(_CONNECTION, str(error)) is not None
 
 
 def _disconnect(group: dist.ProcessGroup) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gradcomp.adapter_api import Marks, ranks_text
 from gradcomp.errors import GradcompError, PeerError
+from gradcomp_torch.compat import second_connection, store_of
 
 __all__ = ["Liveness", "naming_the_absent", "of_group"]
 
@@ -38,7 +39,7 @@ class _Store:
         return self._store.get(key) if self._store.check([key]) else None
 
     def clone(self) -> _Store:
-        return _Store(self._store.clone())
+        return _Store(second_connection(self._store))
 
 
 class Liveness(Marks):
@@ -87,7 +88,7 @@ class Liveness(Marks):
 def of_group(group: dist.ProcessGroup, key: str) -> Liveness:
     """The liveness check of a process group's ranks, with their numbers in the job."""
     ranks = dist.get_process_group_ranks(group)
-    return Liveness(group.get_group_store(), key, dist.get_rank(), ranks)
+    return Liveness(store_of(group), key, dist.get_rank(), ranks)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -99,7 +100,7 @@ def _store_of_torchrun(rank: int, size: int, limit: timedelta) -> Any:
     of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     holds = rank == 0 and not of_agent
     try:
-        store = TCPStore(host, port, size, holds, limit, wait_for_workers=False, multi_tenant=True)
+        store = _tcp_store(host, port, size, holds, limit, multi_tenant=True)
     except RuntimeError as error:
         raise PeerError(
             f"the store at {host}:{port} does not answer within {limit.total_seconds():g} s: rank "
@@ -156,7 +157,7 @@ def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
             # The address of this machine on its way to the launcher.
             with socket.create_connection((launcher, port), limit.total_seconds()) as probe:
                 address = probe.getsockname()[0]
-            store = TCPStore(address, 0, size, True, limit, wait_for_workers=False)
+            store = _tcp_store(address, 0, size, True, limit)
             known.set(key, f"{address} {store.port}".encode())
             return store
         deadline = time.monotonic() + limit.total_seconds()
@@ -170,4 +171,23 @@ def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
     except OSError as error:
         raise PeerError(f"horovodrun's store does not answer: {error}") from error
     host, _, store_port = answer.decode().partition(" ")
-    return TCPStore(host, int(store_port), size, False, limit, wait_for_workers=False)
+    return _tcp_store(host, int(store_port), size, False, limit)
+
+
+def _tcp_store(
+    host: str, port: int, size: int, holds: bool, limit: timedelta, *, multi_tenant: bool = False
+) -> Any:
+    """A store that does not wait for ranks.
+
+    Raises:
+        RuntimeError: it does not answer.
+    """
+    make = partial(
+        TCPStore, host, port, size, holds, limit, wait_for_workers=False, multi_tenant=multi_tenant
+    )
+    try:
+        return make()
+    except RuntimeError as error:
+        if "libuv" not in str(error):
+            raise
+    return make(use_libuv=False)  # a build without it, such as Debian's

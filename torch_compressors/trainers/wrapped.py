@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp import Config
 from gradcomp.errors import ConfigError
+from gradcomp_torch.compat import COMPILED_PART
 from torch_compressors.ddp import DDPCompression, ddp_hook
 
 __all__ = ["compressed", "unwrapped"]
@@ -24,7 +25,7 @@ def unwrapped(model: Any, remedy: str) -> DistributedDataParallel:
     Raises:
         ConfigError: the trainer trains in another way.
     """
-    inner = getattr(model, "_orig_mod", model)
+    inner = getattr(model, COMPILED_PART, model)
     if not isinstance(inner, DistributedDataParallel):
         raise ConfigError(
             f"the trainer's model is a {type(inner).__name__} and not a DistributedDataParallel, so there "

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradcomp import Config
 from gradcomp.adapter_api import Patch, Unedited
 from gradcomp.errors import ConfigError
+from gradcomp_torch.compat import BUILTIN_HOOK, comm_hooks
 from torch_compressors.ddp import DDPCompression, ddp_hook
 from torch_compressors.unedited.outer import OuterModels
 
@@ -73,7 +74,7 @@ def _patch_ddp(module: Any, run: Unedited) -> None:
         run.replaced(f"DistributedDataParallel of {count} parameters")
 
     model_class.__init__ = initialize
-    for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+    for name in ("register_comm_hook", BUILTIN_HOOK):
         setattr(model_class, name, _refusing_a_second(getattr(model_class, name)))
 
 
@@ -101,7 +102,7 @@ def _is_ours(hook: Any, state: Any) -> bool:
 
 def _hooks_of(model: DistributedDataParallel) -> dict[Any, Any]:
     """The registered states by hook."""
-    return dict(vars(model).get("_comm_hooks", ()))
+    return dict(comm_hooks(model))
 
 
 def _name(hook: Any) -> str:
@@ -112,7 +113,8 @@ def _patch_fsdp(module: Any, run: Unedited) -> None:
     """Make FSDP say that its models are not compressed."""
     model_class = module.FullyShardedDataParallel
     model_class.__init__ = _saying_uncompressed(model_class.__init__, "FSDP", run)
-    module.fully_shard = _saying_uncompressed(module.fully_shard, "fully_shard", run)
+    if hasattr(module, "fully_shard"):  # from PyTorch 2.6 on
+        module.fully_shard = _saying_uncompressed(module.fully_shard, "fully_shard", run)
 
 
 def _saying_uncompressed(stock: Callable[..., Any], name: str, run: Unedited) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ class Inceptionn final : public Codec {
 
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
     Span<std::size_t> offsets;
-    GRADCOMP_TRY(check(in, y.size(), call, &offsets));
+    GRADCOMP_TRY(find_chunks(in, y.size(), call, &offsets));
     for_blocks_in(in, y.size(), offsets, [&](std::size_t begin, std::size_t n, const auto& block) {
       kernels().fixed_decode(block, unit_, y.data() + begin, n);
     });
@@ -70,7 +70,7 @@ class Inceptionn final : public Codec {
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const override {
     Span<std::size_t> offsets;
-    GRADCOMP_TRY(check(in, acc.size(), call, &offsets));
+    GRADCOMP_TRY(find_chunks(in, acc.size(), call, &offsets));
     for_blocks_in(in, acc.size(), offsets,
                   [&](std::size_t begin, std::size_t n, const auto& block) {
                     alignas(64) float y[kBlock];
@@ -99,8 +99,8 @@ class Inceptionn final : public Codec {
   }
 
   // Checks all sizes, and finds the start of each chunk.
-  static Status check(Span<const std::uint8_t> in, std::size_t n, const Call& call,
-                      Span<std::size_t>* offsets) {
+  static Status find_chunks(Span<const std::uint8_t> in, std::size_t n, const Call& call,
+                            Span<std::size_t>* offsets) {
     std::size_t left = in.size();
     const std::size_t planes = 2 * bit_bytes(n);
     if (left < planes) {

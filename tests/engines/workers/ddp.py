@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from workers import exchange, harness, mixed_precision, profiles, replicas, schedules
 from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
@@ -26,7 +27,6 @@ from gradcomp.runtime.policy import auto as policies
 from support.pipelines import configured, rules_of
 from support.scope import by_scope
 from torch_compressors import DGCSGD, Dion, ddp_hook, dion_groups
-from torch_compressors.fsdp import fsdp_hook
 from torch_compressors.gloo.engine import GlooEngine
 
 cases = Cases()
@@ -431,7 +431,6 @@ def averages_over_senders() -> None:
     )  # fmt: skip
 
 
-@cases
 def dtypes_that_differ() -> None:
     """PyTorch itself compares shapes; Gloo ends processes with sums of different sizes."""
     dtype = torch.float64 if hvd.rank() else torch.float32
@@ -443,6 +442,10 @@ def dtypes_that_differ() -> None:
             "of float32, digest",
             "of float64, digest",
         )
+
+
+if "init_sync" in signature(DistributedDataParallel).parameters:  # from PyTorch 2.6 on
+    cases(dtypes_that_differ)
 
 
 @with_horovod
@@ -619,6 +622,11 @@ def two_level_exchanges() -> None:
 @four
 def shards() -> None:
     """Two nodes of two ranks: shards inside each node, and compression between them."""
+    # Not at the top: PyTorch has them from 2.6 on.
+    from torch.distributed.fsdp import fully_shard
+
+    from torch_compressors.fsdp import fsdp_hook
+
     join()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     group = mesh.get_group("replicate")

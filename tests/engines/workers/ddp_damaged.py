@@ -1,4 +1,7 @@
-"""Rank 1 answers requests of rank 0's `GlooEngine` with damaged messages; rank 0 prints its errors."""
+"""Rank 1 answers requests of rank 0's `GlooEngine` with damaged messages; rank 0 prints its errors.
+
+First both ranks ask for a sum that Gloo refuses.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllGather, Broadcast
-from gradcomp.errors import ProtocolError
+from gradcomp.adapter_api import AllGather, AllReduce, Broadcast
+from gradcomp.errors import ConfigError, ProtocolError
 from torch_compressors import init_process_group
 from torch_compressors.gloo.engine import GlooEngine, message_limit
 
@@ -37,6 +40,10 @@ def main() -> None:
     init_process_group()
     group = dist.new_group(backend="gloo")
     engine = GlooEngine({"all": group}, LIMIT)
+    try:
+        engine.finish(engine.start(AllReduce("int16", np.zeros(5, np.int16))))
+    except ConfigError as error:
+        print(f"refused: {error}", flush=True)
     for name, (size, count) in MESSAGES.items():
         for make in (AllGather, Broadcast):
             if dist.get_rank() == 1:

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from workers import harness
 from workers.ddp_model import join
 from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
+from workers.ranks import HorovodOuterStep, hvd
 
 from gradcomp import Config, ConfigError, Loopback, OuterLoopback
 from gradcomp.adapter_api import OuterOptions
 from gradcomp.errors import ProtocolError, StateError
 from gradcomp.runtime.measure.profile import Profile
-from horovod_compressors.torch import OuterStep as HorovodOuterStep
 from support.pipelines import configured, rules_of
 from support.scope import FULL
 from torch_compressors import OuterStep
 
 cases = Cases()
+with_horovod = Cases()
+"""Those of `cases` that also run in a job of Horovod, with its `OuterStep`."""
+
 four = Cases()
-"""Cases that need four ranks."""
+"""Cases that need four ranks of Horovod."""
 
 SPECS = {
     "feedback": "residual|topk(ratio=0.05)",
@@ -76,7 +75,8 @@ def config() -> Config:
     return configured("identity", rules=rules_of(SPECS, "{}"))
 
 
-MAKERS: dict[str, Callable[..., Any]] = {"torch": OuterStep, "horovod": HorovodOuterStep}
+MAKER: Callable[..., Any] = HorovodOuterStep or OuterStep
+"""Of this job's engine."""
 
 
 def quietly(make: Callable[..., Any], model: Model, **options: Any) -> Any:
@@ -126,38 +126,38 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@with_horovod
 @cases
 def outer_steps_are_those_of_the_loopback() -> None:
-    """On torch.distributed and Horovod, for every setting: the bits of a simulation."""
+    """For every setting: the bits of a simulation."""
     join()
-    for engine, make in MAKERS.items():
-        # By default Horovod has the weights, and the fragments under way.
-        for setting in SETTINGS if FULL or engine == "torch" else SETTINGS[1:4:2]:
-            model = Model()
-            outer = quietly(make, model, every=6, **setting)
-            loopback = loopback_of(model, every=6, **setting)
-            profile = outer.stats.start_profile()
-            for step in range(18):
-                model.change(step)
-                weighted = outer.options.weighted
-                made = outer.step(**({"samples": samples_of(hvd.rank())} if weighted else {}))
-                assert made == ((step + 1) % outer.options.period == 0), step
-                change_all(loopback, step)
-                loopback.step([*map(samples_of, range(hvd.size()))] if weighted else None)
-                for name, p in model.named_parameters():
-                    wanted = torch.from_numpy(loopback.values[hvd.rank()][name]).view(p.shape)
-                    check_equal(p.detach(), wanted, f"{setting}, {step}: {name}")
-            own = [p.detach().clone() for p in model.parameters()]
-            with outer.common():
-                for name, p in model.named_parameters():
-                    check_same_on_all_ranks(p, name)
-                    start = torch.from_numpy(loopback.common()[name])
-                    check_equal(p.detach(), start, f"{setting}: {name}")
-            for p, kept in zip(model.parameters(), own, strict=True):
-                check_equal(p.detach(), kept, str(setting))
-            assert outer.inner_steps == 18
-            assert outer.stats.steps == 3
-            check_profile(profile, outer.options)
+    # By default Horovod has the weights, and the fragments under way.
+    for setting in SETTINGS if FULL or MAKER is OuterStep else SETTINGS[1:4:2]:
+        model = Model()
+        outer = quietly(MAKER, model, every=6, **setting)
+        loopback = loopback_of(model, every=6, **setting)
+        profile = outer.stats.start_profile()
+        for step in range(18):
+            model.change(step)
+            weighted = outer.options.weighted
+            made = outer.step(**({"samples": samples_of(hvd.rank())} if weighted else {}))
+            assert made == ((step + 1) % outer.options.period == 0), step
+            change_all(loopback, step)
+            loopback.step([*map(samples_of, range(hvd.size()))] if weighted else None)
+            for name, p in model.named_parameters():
+                wanted = torch.from_numpy(loopback.values[hvd.rank()][name]).view(p.shape)
+                check_equal(p.detach(), wanted, f"{setting}, {step}: {name}")
+        own = [p.detach().clone() for p in model.parameters()]
+        with outer.common():
+            for name, p in model.named_parameters():
+                check_same_on_all_ranks(p, name)
+                start = torch.from_numpy(loopback.common()[name])
+                check_equal(p.detach(), start, f"{setting}: {name}")
+        for p, kept in zip(model.parameters(), own, strict=True):
+            check_equal(p.detach(), kept, str(setting))
+        assert outer.inner_steps == 18
+        assert outer.stats.steps == 3
+        check_profile(profile, outer.options)
 
 
 @cases
@@ -175,13 +175,13 @@ def low_precision_parameters() -> None:
         assert torch.isfinite(p).all()
 
 
+@with_horovod
 @cases
 def checkpoints_inside_a_round() -> None:
     """A job resumed after 5 of 9 steps, with 3 per round, ends in the same bits."""
     join()
-    directory = Path(harness.shared) / f"outer-{hvd.size()}"
-    for number, (make, options) in enumerate(itertools.product(MAKERS.values(), RESUMED)):
-        check_resumes(make, options, directory / str(number))
+    for number, options in enumerate(RESUMED):
+        check_resumes(options, Path(harness.shared) / f"outer-{MAKER.__module__}" / str(number))
 
 
 RESUMED: list[dict[str, Any]] = [
@@ -190,10 +190,10 @@ RESUMED: list[dict[str, Any]] = [
 ]
 
 
-def check_resumes(make: Callable[..., Any], options: dict[str, Any], directory: Path) -> None:
+def check_resumes(options: dict[str, Any], directory: Path) -> None:
     """A run resumed after 5 of 9 steps; with overlap, while an average is under way."""
     straight, resumed = Model(), Model()
-    outers = [quietly(make, one, **options) for one in (straight, resumed)]
+    outers = [quietly(MAKER, one, **options) for one in (straight, resumed)]
     for step in range(5):
         straight.change(step)
         outers[0].step()
@@ -239,6 +239,18 @@ def a_scaler_skips_inner_steps_alone() -> None:
         check_same_on_all_ranks(p, name)
 
 
+@with_horovod
+@cases
+def arguments_that_no_engine_takes() -> None:
+    join()
+    dtype = torch.bfloat16 if hvd.rank() else torch.float32
+    refused(lambda: MAKER("fp16", Model().to(dtype)), ProtocolError, "bfloat16")
+    outer = MAKER("residual|sign", Model())
+    refused(lambda: outer.set_loss_scale(1024.0), ConfigError, "leave the call out")
+    for call in (outer.allow_discard, outer.discard_step):
+        refused(call, ConfigError, "load a checkpoint of OuterStep.save")
+
+
 @cases
 def wrong_arguments() -> None:
     join()
@@ -253,15 +265,6 @@ def wrong_arguments() -> None:
         (lambda: OuterStep("fp16", DistributedDataParallel(Model())), ConfigError, "module itself"),
         (lambda: OuterStep("fp16", Model(), every=2 + hvd.rank()), ProtocolError, "every: 2 on"),
     ]
-    dtype = torch.bfloat16 if hvd.rank() else torch.float32
-    for make_outer in MAKERS.values():
-        makes.append((lambda m=make_outer: m("fp16", Model().to(dtype)), ProtocolError, "bfloat16"))
-        outer = make_outer("residual|sign", Model())
-        makes += [
-            (lambda o=outer: o.set_loss_scale(1024.0), ConfigError, "leave the call out"),
-            (lambda o=outer: o.allow_discard(), ConfigError, "load a checkpoint of OuterStep.save"),
-            (lambda o=outer: o.discard_step(), ConfigError, "load a checkpoint of OuterStep.save"),
-        ]
     for make, kind, part in makes:
         refused(make, kind, part)
     with warnings.catch_warnings(record=True) as caught:
@@ -305,6 +308,10 @@ def ddp_inside_nodes() -> None:
 @four
 def shards_between_replicas() -> None:
     """FSDP2 in groups of two ranks; the ranks that hold the same shards average."""
+    # Not at the top: PyTorch has them from 2.6 on.
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import distribute_tensor
+
     join()
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     torch.manual_seed(0)

@@ -12,10 +12,10 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
@@ -48,6 +48,8 @@ def train_ddp(steps: int) -> DistributedDataParallel:
 
 
 def train_sharded(steps: int) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     model = network()
     for layer in (model[0], model):
         fully_shard(layer)
@@ -81,7 +83,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     # Not last: an interpreter that ends right after collectives of fully_shard may be aborted, as a
     # thread of PyTorch releases a Python object of theirs after its end.
-    train_sharded(options.steps)
+    if hasattr(torch.distributed.fsdp, "fully_shard"):  # from PyTorch 2.6 on
+        train_sharded(options.steps)
     model = train_ddp(options.steps)
     register_own_hooks(model)
     rank = dist.get_rank()

@@ -1,0 +1,178 @@
+"""Names of PyTorch that its documentation does not have, or that its versions do not share.
+
+No other module of the adapters uses such names (tests/rules/test_compat.py). Each function tells the versions in which
+its names were seen: "2.4 to 2.14" are 2.4, 2.6, 2.8, 2.13 and 2.14. docs/versions.md tells what was run with each.
+Importing this module refuses a PyTorch that is too old.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradcomp.errors import ConfigError
+
+__all__ = [
+    "BUILTIN_HOOK",
+    "COMPILED_PART",
+    "LEAST",
+    "at_end_of_backward",
+    "check_version",
+    "comm_hooks",
+    "current_backward",
+    "foreach_add_",
+    "foreach_copy_",
+    "foreach_mul",
+    "foreach_mul_",
+    "foreach_sub_",
+    "foreach_zero_",
+    "fsdp_state",
+    "gather_into",
+    "has_gradient_hooks",
+    "ignores_joined_ranks",
+    "require",
+    "second_connection",
+    "store_of",
+    "uses_python_reducer",
+    "version_counter",
+]
+
+LEAST = (2, 4)
+"""The oldest PyTorch with which jobs were run."""
+
+COMPILED_PART = "_orig_mod"
+"""The attribute of a module of torch.compile that has the module itself; 2.4 to 2.14."""
+
+BUILTIN_HOOK = "_register_builtin_comm_hook"
+"""The method of DistributedDataParallel that registers hooks in C++; 2.4 to 2.14."""
+
+
+def check_version(version: str = torch.__version__) -> None:
+    """Refuse a PyTorch older than `LEAST`.
+
+    Raises:
+        ConfigError: the version is too old.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is not None and (int(found[1]), int(found[2])) < LEAST:
+        least = ".".join(map(str, LEAST))
+        raise ConfigError(
+            f"PyTorch {version} is too old; the adapters of gradcomp need {least} or later: run "
+            f"pip install 'torch>={least}'"
+        )
+
+
+check_version()
+
+
+def require(owner: Any, name: str, least: str, part: str) -> None:
+    """Check that PyTorch has a public name that its older versions lack.
+
+    Args:
+        owner: a module or an object.
+        name: of its attribute.
+        least: the oldest PyTorch that was seen to have it.
+        part: of gradcomp that needs it.
+
+    Raises:
+        ConfigError: the name is missing.
+    """
+    if not hasattr(owner, name):
+        raise ConfigError(
+            f"PyTorch {torch.__version__} has no {name}, which {part} needs: run pip install "
+            f"'torch>={least}'"
+        )
+
+
+# torch.distributed ----------------------------------------------------------------------------------
+
+
+def store_of(group: Any) -> Any:
+    """The store of a process group; private in 2.4, 2.6 and 2.8, public in 2.13 and 2.14."""
+    if hasattr(group, "get_group_store"):
+        return group.get_group_store()
+    return importlib.import_module("torch.distributed.distributed_c10d")._world.pg_map[group][1]
+
+
+def second_connection(store: Any) -> Any:
+    """A store like this one, by a connection of its own, in 2.8, 2.13 and 2.14; the store itself in 2.4 and 2.6.
+
+    There a thread that waits in the store holds up the others, so that messages about lost ranks may not
+    name them.
+    """
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def gather_into(group: Any, out: torch.Tensor, message: torch.Tensor) -> Any:
+    """Gather messages of equal size into one tensor; 2.13. Its public function has another name in each version."""
+    return group._allgather_base(out, message)
+
+
+# DistributedDataParallel ----------------------------------------------------------------------------
+
+
+def comm_hooks(model: object) -> list[tuple[Any, Any]]:
+    """The registered hooks of a DistributedDataParallel, with their states; 2.4 to 2.14."""
+    return list(vars(model).get("_comm_hooks", ()))
+
+
+def uses_python_reducer(model: Any) -> bool:
+    """Whether a DistributedDataParallel gives hooks no buckets; 2.4 to 2.14."""
+    return bool(getattr(model, "_use_python_reducer", False))
+
+
+def ignores_joined_ranks(model: Any) -> bool:
+    """Whether it is in ``join(divide_by_initial_world_size=False)``; 2.4 to 2.14."""
+    return bool(model._join_config.enable and not model._divide_by_initial_world_size)
+
+
+# fully_shard ----------------------------------------------------------------------------------------
+
+
+def fsdp_state(module: Any) -> Any:
+    """What the modules of one call of ``fully_shard`` share; 2.6, 2.8, 2.13 and 2.14."""
+    return module._get_fsdp_state()
+
+
+# Autograd -------------------------------------------------------------------------------------------
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Let the autograd engine make a call when its present backward pass ends; 2.4 to 2.14.
+
+    Raises:
+        RuntimeError: there is no such pass.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(call)
+
+
+def current_backward() -> int:
+    """The number of this thread's present backward pass; -1 outside of one; 2.4 to 2.14."""
+    return torch._C._current_graph_task_id()
+
+
+def version_counter(tensor: torch.Tensor) -> int:
+    """The number of changes of a tensor in place; 2.4 to 2.14."""
+    return tensor._version
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether ``register_post_accumulate_grad_hook`` was called; ``fully_shard`` looks there, too; 2.4 to 2.14."""
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    return bool(hooks)
+
+
+# Operations on lists of tensors ---------------------------------------------------------------------
+# 2.4 to 2.14.
+
+foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_sub_ = torch._foreach_sub_
+foreach_zero_ = torch._foreach_zero_
