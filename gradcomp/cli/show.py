@@ -11,15 +11,14 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from rich.segment import Segment, Segments
 from rich.table import Table
 
 __all__ = [
-    "foldable",
     "output",
     "output_json",
     "progress",
     "ratio_text",
-    "rule_and_spec",
     "table",
     "wrap",
 ]
@@ -35,19 +34,9 @@ def table(*columns: str, numbers: int = 0) -> Table:
     return result
 
 
-def foldable(spec: str) -> str:
-    """A spec for a narrow column: one stage a line."""
-    return spec.replace("|", "|\n")
-
-
 def ratio_text(ratio: float) -> str:
     """A ratio of bytes, with more digits where compression costs more than it saves."""
     return f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
-
-
-def rule_and_spec(rule: str, spec: str) -> str:
-    """A cell that names a rule, and its spec indented below."""
-    return f"{rule}\n{textwrap.indent(foldable(spec), '  ')}"
 
 
 def wrap(text: str) -> str:
@@ -66,10 +55,21 @@ def wrap(text: str) -> str:
 
 
 def output(*parts: str | Table) -> None:
-    """Print text as it is, and tables within the terminal's width."""
+    """Print text as it is, and tables within the terminal's width, without blanks at the ends of lines."""
     console = Console(markup=False, highlight=False)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+        if isinstance(part, str):
+            console.print(part, soft_wrap=True)
+            continue
+        for line in console.render_lines(part, pad=False):
+            console.print(Segments([*_without_blanks(line), Segment.line()]), end="")
+
+
+def _without_blanks(line: list[Segment]) -> list[Segment]:
+    """A line without the blanks at its end."""
+    while line and not line[-1].text.rstrip():
+        line = line[:-1]
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
 
 
 def output_json(value: object) -> None:
