@@ -295,9 +295,17 @@ def _table(advices: Sequence[ranking.Advice]) -> Table:
     for column in (2, 3, 4):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True
+    # The exchanges of a spec are one group, in the order of the fastest of each.
+    groups: dict[str, list[ranking.Advice]] = {}
     for advice in advices:
+        groups.setdefault(_short(advice.candidate), []).append(advice)
+    for number, (name, advice) in (
+        (number, (name, advice))
+        for name, group in groups.items()
+        for number, advice in enumerate(group)
+    ):
         table.add_row(
-            SpecCell(_short(advice.candidate)),
+            "" if number else SpecCell(name),
             advice.candidate.pattern if advice.candidate.compresses else "-",
             f"{1e3 * advice.prediction.seconds:.1f}",
             f"{advice.speedup:.2f}x",

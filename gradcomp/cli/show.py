@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +24,10 @@ __all__ = [
     "table",
     "wrap",
 ]
+
+
+_EVERY = 5.0
+"""Seconds between lines of progress."""
 
 
 def table(*columns: str, numbers: int = 0) -> Table:
@@ -79,11 +85,30 @@ def output_json(value: object) -> None:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error where that is a terminal; yields the function to advance it.
+    """Show a bar on standard error; yields the function to advance it.
 
-    Without a ``total`` the bar only shows activity.
+    Without a ``total`` the bar only shows activity. Where standard error is not a terminal, a line every
+    `_EVERY` seconds says how far it is.
     """
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+    if not console.is_terminal:
+        yield _lines(label, total)
+        return
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)
+
+
+def _lines(label: str, total: int | None) -> Callable[[], None]:
+    """A function that counts its calls on standard error, in a line every `_EVERY` seconds."""
+    done = itertools.count(1)
+    last = time.monotonic()
+
+    def advance() -> None:
+        nonlocal last
+        count, now = next(done), time.monotonic()
+        if now - last >= _EVERY and count != total:
+            last = now
+            typer.echo(f"{label}: {count}{'' if total is None else f' of {total}'}", err=True)
+
+    return advance

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from gradcomp import Loopback, __version__, get_codec
+from gradcomp.cli import show
 from gradcomp.cli.app import COMMANDS, app
 from gradcomp.cli.spec_cell import fold_spec
 from gradcomp.codec.spec import StageInfo, parse, stages
@@ -133,6 +134,18 @@ def test_help_of_a_command(command: str, tmp_path: Path, monkeypatch: pytest.Mon
     found = typer.main.get_command(app).get_command(None, command)  # type: ignore[attr-defined]
     with found.make_context(command, arguments):
         pass
+
+
+def test_progress_is_seen_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "_EVERY", 0.0)
+    with show.progress("codecs", 3) as advance:
+        for _ in range(3):
+            advance()
+    with show.progress("trying", None) as advance:
+        advance()
+    assert capsys.readouterr().err == "codecs: 1 of 3\ncodecs: 2 of 3\ntrying: 1\n"
 
 
 def test_a_mistyped_command_gets_the_nearest() -> None:
