@@ -23,6 +23,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from gradcomp.config.sources import files_and_overrides
+from gradcomp.errors import GradcompError
+
 
 def main() -> int:
     """Parse the command line and run; returns the exit code."""
@@ -33,9 +36,8 @@ def main() -> int:
         "--config",
         action="append",
         required=True,
-        type=Path,
         metavar="FILE",
-        help="YAML file; may be repeated, later files win",
+        help="YAML file; may be repeated, later files win; or a spec, as --compression has it",
     )
     parser.add_argument(
         "--set",
@@ -90,7 +92,10 @@ def main() -> int:
             f"--framework tensorflow trains with --engine horovod, not {arguments.engine}: "
             "leave one of the two out"
         )
-    overrides = list(arguments.set)
+    try:
+        configs, overrides = files_and_overrides(arguments.config, arguments.set)
+    except GradcompError as error:
+        parser.error(f"--config: {error}")
     if arguments.compression is not None:
         overrides.append(f"compress.default={arguments.compression}")
     for key in ("algorithm", "topology"):
@@ -102,7 +107,7 @@ def main() -> int:
 
     return run(
         Arguments(
-            configs=arguments.config,
+            configs=[Path(config) for config in configs],
             overrides=overrides,
             output=arguments.output,
             resume=arguments.resume,

@@ -90,10 +90,12 @@ const char* max_payload_size(void* context, const double* params, std::size_t n,
 }
 
 const char* encode(void* context, const double* params, const float* x, std::size_t n,
-                   std::uint64_t stream, std::uint8_t* out, std::size_t capacity,
+                   std::size_t cols, std::uint64_t stream, std::uint8_t* out, std::size_t capacity,
                    std::size_t* written) {
   return with_python(context, [&](const PythonPlugin& plugin) {
-    const Floats copy(static_cast<py::ssize_t>(n), x);
+    std::vector<std::size_t> shape{n};
+    if (cols != 0 && py::cast<bool>(plugin.codec.attr("matrices"))) shape = {n / cols, cols};
+    const Floats copy(shape, x);
     const py::object payload = plugin.codec.attr("encode")(copy, plugin.values(params), stream);
     Py_buffer bytes;
     if (PyObject_GetBuffer(payload.ptr(), &bytes, PyBUF_SIMPLE) != 0) {

@@ -75,8 +75,8 @@ class PluginCodec final : public Codec {
     GRADCOMP_TRY(check_room(out, most));
     std::size_t size = 0;
     if (const char* const reason = guarded([&] {
-          return plugin_.encode(plugin_.context, params_.data(), x.data(), x.size(), call.stream,
-                                out.data(), most, &size);
+          return plugin_.encode(plugin_.context, params_.data(), x.data(), x.size(), call.cols,
+                                call.stream, out.data(), most, &size);
         })) {
       return {Code::kArgument, failed("cannot encode", x.size(), reason)};
     }

@@ -190,6 +190,11 @@ class Parser {
                             "so it needs a sparsifier that sends indices, or 'identity', which "
                             "sends all; for other codecs set masking=false");
     }
+    if (last.kind == StageKind::kTransform && info.origin != Origin::kCore) {
+      return error(pos, quoted(info.name) + " cannot follow " + quoted(last.name) +
+                            ": codecs rotate for themselves, and a plug-in's codec is not told "
+                            "of the stages around it; it may rotate in its own functions");
+    }
     if (info.kind == StageKind::kCodec && last.kind == StageKind::kTransform && !info.rotatable) {
       return error(pos, quoted(info.name) + " after " + quoted(last.name) +
                             " makes no sense: a rotation spreads the elements that " +

@@ -12,26 +12,24 @@ import typer
 from rich.table import Table
 
 from gradcomp.cli import show
-from gradcomp.cli.options import JsonOption, load
+from gradcomp.cli.options import MODEL_HELP, JsonOption
+from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.codec.threads import processors, use_processors
 from gradcomp.config.schema import Config
+from gradcomp.config.sources import load_sources
 from gradcomp.errors import GradcompError
 from gradcomp.tools.advise import links as measuring
 from gradcomp.tools.advise import rank as ranking
 from gradcomp.tools.advise.accuracy import comparisons
 from gradcomp.tools.advise.cache import SpeedCache, machine_key
 from gradcomp.tools.advise.calibrate import ticks
-from gradcomp.tools.advise.model import read_model
 from gradcomp.tools.advise.predict import Job
 from gradcomp.tools.advise.predictions import PriorMaker, prior_text
 from gradcomp.tools.advise.wire import ENGINES
-from gradcomp.tools.model_shapes import MODELS
+from gradcomp.tools.read_model import read_model
 from gradcomp.tools.step_model import Link
 
 __all__ = ["advise"]
-
-_WIDTH = 25
-"""Characters of a spec on one line."""
 
 _LEGEND = (
     "ms: of a step. speed: of the step without compression over this one. MB: through a node's link in "
@@ -45,13 +43,14 @@ def advise(
         str,
         typer.Argument(
             metavar="MODEL",
-            help=f"One of {', '.join(MODELS)}; a file of shapes; or MODULE:FUNCTION.",
+            help=f"Shapes of {MODEL_HELP}",
         ),
     ],
     specs: Annotated[
         list[str],
         typer.Option(
             "--spec",
+            metavar="SPEC",
             default_factory=list,
             show_default=False,
             help="A spec to compare, instead of the usual ones; repeatable.",
@@ -64,14 +63,16 @@ def advise(
             metavar="FILE",
             default_factory=list,
             show_default=False,
-            help="A file of the training's configuration: its specs are compared; repeatable.",
+            help="A file of the training's configuration, or a spec: its specs are compared; repeatable.",
         ),
     ],
     ranks: Annotated[
-        int | None, typer.Option(help="Ranks that average together; not with --measure.")
+        int | None,
+        typer.Option(metavar="N", help="Ranks that average together; not with --measure."),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes, each with one link.  [default: one for each rank]")
+        int | None,
+        typer.Option(metavar="N", help="Nodes, each with one link.  [default: one for each rank]"),
     ] = None,
     bandwidth: Annotated[
         float | None,
@@ -88,10 +89,12 @@ def advise(
         float, typer.Option(metavar="MS", help="Further time, on a core of the host.")
     ] = 0.0,
     cores: Annotated[
-        float | None, typer.Option(help="Cores of a node.  [default: those of this machine]")
+        float | None,
+        typer.Option(metavar="N", help="Cores of a node.  [default: those of this machine]"),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="horovod or torch, which is DDP.  [default: horovod]")
+        str | None,
+        typer.Option(metavar="NAME", help="horovod or torch, which is DDP.  [default: horovod]"),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the links, under horovodrun or torchrun.")
@@ -107,7 +110,7 @@ def advise(
 ) -> None:
     """Rank specs and exchange patterns for a job by their predicted steps."""
     shapes = read_model(model)
-    trained = load(config, []) if config else None
+    trained = load_sources(config) if config else None
     if save is not None:
         _check_save(trained, compute + host_compute)
     measured = None
@@ -292,9 +295,17 @@ def _table(advices: Sequence[ranking.Advice]) -> Table:
     for column in (2, 3, 4):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True
+    # The exchanges of a spec are one group, in the order of the fastest of each.
+    groups: dict[str, list[ranking.Advice]] = {}
     for advice in advices:
+        groups.setdefault(_short(advice.candidate), []).append(advice)
+    for number, (name, advice) in (
+        (number, (name, advice))
+        for name, group in groups.items()
+        for number, advice in enumerate(group)
+    ):
         table.add_row(
-            _short(advice.candidate),
+            "" if number else SpecCell(name),
             advice.candidate.pattern if advice.candidate.compresses else "-",
             f"{1e3 * advice.prediction.seconds:.1f}",
             f"{advice.speedup:.2f}x",
@@ -306,10 +317,7 @@ def _table(advices: Sequence[ranking.Advice]) -> Table:
 
 
 def _short(candidate: ranking.Candidate) -> str:
-    if not candidate.compresses:
-        return "do not compress"
-    wide = len(candidate.spec) > _WIDTH
-    return show.foldable(candidate.spec) if wide else candidate.spec
+    return candidate.spec if candidate.compresses else "do not compress"
 
 
 def _best(best: ranking.Advice, engine: str, ranks_per_node: int) -> list[str]:

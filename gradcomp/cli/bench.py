@@ -13,6 +13,7 @@ from rich.table import Table
 from gradcomp import _core
 from gradcomp.cli import show
 from gradcomp.cli.options import JsonOption
+from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.errors import GradcompError
 from gradcomp.tools import bench as benchmark
 from gradcomp.tools import survey
@@ -37,16 +38,16 @@ def bench(
         list[Path],
         typer.Option(
             default_factory=list,
-            metavar="FILE",
+            metavar="FILE.npz",
             show_default=False,
-            help="With --all: .npz of a recorded gradient, for its error; repeatable.",
+            help="With --all: a recorded gradient, for its error; repeatable.",
         ),
     ],
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="Such as 'residual|topk(ratio=0.01)'.")
+        str | None, typer.Argument(metavar="SPEC", help="Such as 'residual|topk(ratio=0.01)'.")
     ] = None,
-    numel: Annotated[int, typer.Option(help="Elements of the gradient.")] = 1_000_000,
-    repeats: Annotated[int, typer.Option(help="Samples of each operation.")] = 20,
+    numel: Annotated[int, typer.Option(metavar="N", help="Elements of the gradient.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(metavar="N", help="Samples of each operation.")] = 20,
     every: Annotated[bool, typer.Option("--all", help="Every registered codec.")] = False,
     baselines: Annotated[
         Path | None,
@@ -55,7 +56,8 @@ def bench(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="With --all: PNG to draw rate, distortion and speed to.")
+        Path | None,
+        typer.Option(metavar="FILE.png", help="With --all: draw rate, distortion and speed."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,7 +75,7 @@ def bench(
         return
     counts = " and ".join(map(str, result.threads))
     show.output(
-        result.spec,
+        show.wrap(result.spec),
         f"{numel:,} elements, {repeats} repeats, {result.simd}, {counts} thread(s)",
         f"{result.wire_bytes:,} bytes on the wire, {result.bits_per_element:.3f} bits/element, "
         f"vNMSE {result.vnmse:.3g}",
@@ -167,7 +169,7 @@ def _error_tables(rows: Sequence[survey.SurveyRow]) -> Iterator[str | Table]:
         table = show.table(*headings, numbers=len(headings) - 1)
         for row in rows:
             table.add_row(
-                row.spec,
+                SpecCell(row.spec),
                 f"{row.bits_per_element:.3g}",
                 *(f"{row.vnmse[name]:.2g}" for name in some),
             )
@@ -180,7 +182,7 @@ def _speed_table(rows: Sequence[survey.SurveyRow]) -> Table:
     table = show.table(*headings, numbers=len(headings) - 1)
     for row in rows:
         cells = _speed_cells(row, row.threads[0], lambda timing: timing.speed_to_memcpy)
-        table.add_row(row.spec, *cells)
+        table.add_row(SpecCell(row.spec), *cells)
     return table
 
 
@@ -190,7 +192,7 @@ def _scaling_table(rows: Sequence[survey.SurveyRow]) -> Table:
     for row in rows:
         for threads in row.threads:
             speeds = _speed_cells(row, threads, lambda timing: timing.scaling)
-            table.add_row(row.spec, str(threads), *speeds)
+            table.add_row(SpecCell(row.spec), str(threads), *speeds)
     return table
 
 
@@ -211,7 +213,7 @@ def _comparison_table(comparisons: Sequence[survey.BaselineComparison]) -> Table
     table = show.table("spec", "baseline", "threads", "encode", "decode", numbers=3)
     for comparison in comparisons:
         table.add_row(
-            comparison.spec,
+            SpecCell(comparison.spec),
             comparison.baseline,
             str(comparison.threads),
             f"{comparison.encode:.1f}",

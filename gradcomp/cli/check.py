@@ -11,14 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from gradcomp.cli import show
-from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
+from gradcomp.cli.options import MODEL_HELP, ConfigArgument, JsonOption, SetOption
+from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.config.idle_rules import unreachable_rules
 from gradcomp.config.match import DEFAULT_RULES, Match
 from gradcomp.config.schema import Compress
+from gradcomp.config.sources import load_sources
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.pieces import is_cut, pieces_of
 from gradcomp.exchange.select import patterns_text
+from gradcomp.tools.read_model import read_model
 
 __all__ = ["check"]
 
@@ -38,15 +41,18 @@ def check(
             help="Show what this tensor takes, such as fc.weight=512x64; repeatable.",
         ),
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help=f"Show what each tensor takes of {MODEL_HELP}"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Validate a configuration and show its rules, in order."""
-    loaded = load(config, overrides)
+    loaded = load_sources(config, overrides)
     compress = loaded.compress
     rules = _rules(compress)
-    taken = [
-        (name, shape, loaded.resolve(name, shape)) for name, shape in map(_named_shape, tensors)
-    ]
+    named = [*map(_named_shape, tensors), *({} if model is None else read_model(model)).items()]
+    taken = [(name, shape, loaded.resolve(name, shape)) for name, shape in named]
     if as_json:
         show.output_json(
             {
@@ -80,7 +86,9 @@ def check(
         label, conditions = chosen.rule, _conditions_text(match)
         for phase, pattern in _phases(chosen):
             exchange = ", ".join(filter(None, (pattern, str(chosen.averaging))))
-            table.add_row(label, conditions, _phase_text(phase), *([exchange] if asked else []))
+            table.add_row(
+                label, conditions, SpecCell(_phase_text(phase)), *([exchange] if asked else [])
+            )
             label = conditions = ""
     nodes = compress.ranks_per_node
     policy = ["policy: auto"] if compress.policy == "auto" else []
@@ -94,7 +102,7 @@ def check(
             pieces = _pieces(name, shape)
             if pieces > 1:
                 text += f"\nin {pieces} pieces"
-            table.add_row(name, _shape_text(shape), chosen.rule, text)
+            table.add_row(name, _shape_text(shape), chosen.rule, SpecCell(text))
         show.output("", table)
 
 
@@ -149,7 +157,7 @@ def _phase_text(phase: SpecPhase) -> str:
     unit, begin = phase.begin
     dropping = ", state dropped" if phase.state == "drop" else ""
     start = f"from {unit} {begin}{dropping}: " if unit else ""
-    return show.foldable(start + phase.use.canonical)
+    return start + phase.use.canonical
 
 
 def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ import typer
 
 from gradcomp.cli import show
 from gradcomp.cli.options import JsonOption
+from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.gossip import TOPOLOGIES, make_topology
 from gradcomp.tools import consensus as experiment
 
@@ -40,11 +41,15 @@ def consensus(
             help="Step size, in (0, 2]; repeatable.",
         ),
     ] = None,
-    topology: Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")] = "ring",
-    ranks: Annotated[int, typer.Option(help="Number of ranks.")] = 8,
-    size: Annotated[int, typer.Option(help="Rows and columns of each rank's matrix.")] = 100,
-    steps: Annotated[int, typer.Option(help="Rounds of each run.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the matrices.", min=0)] = 0,
+    topology: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(TOPOLOGIES)}.")
+    ] = "ring",
+    ranks: Annotated[int, typer.Option(metavar="N", help="Number of ranks.")] = 8,
+    size: Annotated[
+        int, typer.Option(metavar="N", help="Rows and columns of each rank's matrix.")
+    ] = 100,
+    steps: Annotated[int, typer.Option(metavar="N", help="Rounds of each run.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the matrices.", min=0)] = 0,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Write all points of all runs.")
     ] = None,
@@ -74,15 +79,17 @@ def consensus(
     for run in experiment.best(runs):
         needed = run.bits_to(0.01)
         table.add_row(
-            run.algorithm,
+            SpecCell(run.algorithm),
             f"{run.gamma:g}",
             f"{run.final.bits / run.final.step / 1e3:.1f}",
             f"{run.final.distance:.2g}",
             "-" if needed is None else f"{needed / 1e6:.2f}",
         )
     show.output(
-        f"{data} {size} x {size} matrices, {topology} of {ranks} ranks, {steps} steps; of each "
-        "algorithm the best step size:",
+        show.wrap(
+            f"{data} {size} x {size} matrices, {topology} of {ranks} ranks, {steps} steps; of each "
+            "algorithm the best step size:"
+        ),
         "",
         table,
     )

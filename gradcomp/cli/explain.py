@@ -10,13 +10,15 @@ from rich.table import Table
 
 import gradcomp
 from gradcomp.cli import show
-from gradcomp.cli.options import JsonOption, OuterOption, SetOption, is_path, load
+from gradcomp.cli.options import MODEL_HELP, JsonOption, OuterOption, SetOption
+from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.codec import spec as specs
 from gradcomp.config.preset import AUTO, AUTO_SPEC
 from gradcomp.config.schema import Config
+from gradcomp.config.sources import is_path, load_sources
 from gradcomp.exchange.select import choices_by_ranks, exchange_pattern
 from gradcomp.tools.model_run import STEPS, ModelRun, StepBytes, link_warnings, model_run
-from gradcomp.tools.model_shapes import MODELS, model_shapes
+from gradcomp.tools.read_model import read_model
 from gradcomp.tools.synthetic import LATE_STEP
 
 __all__ = ["explain"]
@@ -29,7 +31,7 @@ def explain(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SPEC...",
+            metavar="SPEC",
             help='For example "residual|topk(ratio=0.01)"; or a configuration: YAML files, composed '
             "left to right, and a spec for its default.",
         ),
@@ -38,29 +40,32 @@ def explain(
     model: Annotated[
         str | None,
         typer.Option(
+            metavar="MODEL",
             show_default="resnet20, but none for one spec alone",
-            help=f"Count the bytes of a step of {', '.join(MODELS)}.",
+            help=f"Count the bytes of a step of {MODEL_HELP}",
         ),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            show_default="4", help="Ranks that average together, for the bytes of a step."
+            metavar="N",
+            show_default="4",
+            help="Ranks that average together, for the bytes of a step.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps that are counted.")] = STEPS,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps that are counted.")] = STEPS,
     outer: OuterOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Explain a spec, compare several, or count the bytes that a configuration sends."""
     if overrides or any(map(is_path, sources)):
-        parsed, configs = [], [load(sources, overrides)]
+        parsed, configs = [], [load_sources(sources, overrides)]
     else:
         parsed = [specs.parse(AUTO_SPEC if source == AUTO else source) for source in sources]
         configs = [Config.from_spec(spec) for spec in parsed]
     if model is None and (len(parsed) != 1 or workers is not None):
         model = "resnet20"
-    shapes = {} if model is None else model_shapes(model)
+    shapes = {} if model is None else read_model(model)
     ranks = 4 if workers is None else workers
     runs: list[ModelRun] = []
     if shapes:
@@ -138,14 +143,14 @@ def _specs_table(
         exchange = exchange_pattern(spec.at(LATE_STEP, 0), ranks=run.workers)
         *counts, bits = _cells(run.total)
         dense = f"{run.total.dense_tensors}"
-        table.add_row(show.foldable(text), exchange, *counts, dense, bits)
+        table.add_row(SpecCell(text), exchange, *counts, dense, bits)
     return table
 
 
 def _by_rule(config: Config, run: ModelRun) -> list[str | Table]:
     table = show.table("rule and spec", "count", "bytes", "link", "ratio", "bits", numbers=5)
     for rule in run.rules:
-        name = show.rule_and_spec(rule.rule, rule.spec)
+        name = SpecCell(rule.spec, title=rule.rule)
         table.add_row(name, f"{rule.tensors:,}", *_cells(rule))
     table.add_row("all", f"{run.total.tensors:,}", *_cells(run.total))
     return [

@@ -10,6 +10,7 @@ import typer
 
 from gradcomp.cli import show
 from gradcomp.cli.options import JsonOption
+from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.errors import GradcompError
 from gradcomp.polar import rate_distortion
 from gradcomp.tools import polar_demo as hamming
@@ -46,11 +47,12 @@ def polar_demo(
     bits: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             show_default="262144; normal: 1048576",
             help="Source bits, or elements, measured for each point.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the source bits or values.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the source bits or values.")] = 0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the points and the bound.")
     ] = None,
@@ -114,7 +116,7 @@ def _normal_demo(
     table = show.table("compressor", "R", "vNMSE", "2^(-2R)", "gap, dB", numbers=4)
     for point in points:
         table.add_row(
-            point.name,
+            SpecCell(point.name),
             f"{point.rate:.4f}",
             f"{point.vnmse:.4f}",
             f"{point.bound:.4f}",

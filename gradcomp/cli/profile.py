@@ -9,10 +9,12 @@ import typer
 from rich.table import Table
 
 from gradcomp.cli import show
-from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
-from gradcomp.tools.model_shapes import MODELS, model_shapes
+from gradcomp.cli.options import MODEL_HELP, ConfigArgument, JsonOption, SetOption
+from gradcomp.cli.spec_cell import SpecCell
+from gradcomp.config.sources import load_sources
 from gradcomp.tools.profile_model import ModelProfile, profile_model
 from gradcomp.tools.profile_remarks import remarks_on
+from gradcomp.tools.read_model import read_model
 from gradcomp.tools.step_model import Link
 from gradcomp.tools.synthetic import LATE_STEP
 
@@ -22,20 +24,23 @@ __all__ = ["profile"]
 def profile(
     config: ConfigArgument,
     overrides: SetOption,
-    workers: Annotated[int, typer.Option(help="Ranks that average together.")] = 4,
-    steps: Annotated[int, typer.Option(help="Steps to measure.")] = 3,
-    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "resnet20",
+    workers: Annotated[int, typer.Option(metavar="N", help="Ranks that average together.")] = 4,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps to measure.")] = 3,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help=f"Shapes of {MODEL_HELP}")
+    ] = "resnet20",
     bandwidth: Annotated[
         float, typer.Option(metavar="MBIT/S", help="Bandwidth of each rank's link, in Mbit/s.")
     ] = 1000.0,
     step: Annotated[
-        int, typer.Option(help="Step and epoch of training, for schedules and warm-ups.")
+        int,
+        typer.Option(metavar="N", help="Step and epoch of training, for schedules and warm-ups."),
     ] = LATE_STEP,
     as_json: JsonOption = False,
 ) -> None:
     """Show where a step's time goes under a configuration, and what to change."""
-    loaded = load(config, overrides)
-    shapes = model_shapes(model)
+    loaded = load_sources(config, overrides)
+    shapes = read_model(model)
     with show.progress(f"{model}, {workers} workers", None) as advance:
         link = Link(1e6 * bandwidth)
         result = profile_model(loaded, shapes, workers, steps, link, step, advance)
@@ -91,7 +96,7 @@ def _rules_table(result: ModelProfile) -> Table:
     table = show.table("rule and spec", "tensors", "rounds", "computed, ms", numbers=3)
     for row in result.rules:
         table.add_row(
-            show.rule_and_spec(row.rule, row.spec),
+            SpecCell(row.spec, title=row.rule),
             f"{row.tensors:,}",
             f"{row.rounds:,}",
             f"{1e3 * row.seconds:.3f}",

@@ -18,11 +18,13 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FOLDER...",
+            metavar="FOLDER",
             help="Output of scripts/train.py, profiles of a job, or a folder that holds such folders.",
         ),
     ],
-    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write one HTML page on training runs: curves, bytes, time and settings."""
     runs = []

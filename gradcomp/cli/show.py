@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,18 +13,21 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from rich.segment import Segment, Segments
 from rich.table import Table
 
 __all__ = [
-    "foldable",
     "output",
     "output_json",
     "progress",
     "ratio_text",
-    "rule_and_spec",
     "table",
     "wrap",
 ]
+
+
+_EVERY = 5.0
+"""Seconds between lines of progress."""
 
 
 def table(*columns: str, numbers: int = 0) -> Table:
@@ -35,19 +40,9 @@ def table(*columns: str, numbers: int = 0) -> Table:
     return result
 
 
-def foldable(spec: str) -> str:
-    """A spec for a narrow column: one stage a line."""
-    return spec.replace("|", "|\n")
-
-
 def ratio_text(ratio: float) -> str:
     """A ratio of bytes, with more digits where compression costs more than it saves."""
     return f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
-
-
-def rule_and_spec(rule: str, spec: str) -> str:
-    """A cell that names a rule, and its spec indented below."""
-    return f"{rule}\n{textwrap.indent(foldable(spec), '  ')}"
 
 
 def wrap(text: str) -> str:
@@ -66,10 +61,21 @@ def wrap(text: str) -> str:
 
 
 def output(*parts: str | Table) -> None:
-    """Print text as it is, and tables within the terminal's width."""
+    """Print text as it is, and tables within the terminal's width, without blanks at the ends of lines."""
     console = Console(markup=False, highlight=False)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+        if isinstance(part, str):
+            console.print(part, soft_wrap=True)
+            continue
+        for line in console.render_lines(part, pad=False):
+            console.print(Segments([*_without_blanks(line), Segment.line()]), end="")
+
+
+def _without_blanks(line: list[Segment]) -> list[Segment]:
+    """A line without the blanks at its end."""
+    while line and not line[-1].text.rstrip():
+        line = line[:-1]
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
 
 
 def output_json(value: object) -> None:
@@ -79,11 +85,30 @@ def output_json(value: object) -> None:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error where that is a terminal; yields the function to advance it.
+    """Show a bar on standard error; yields the function to advance it.
 
-    Without a ``total`` the bar only shows activity.
+    Without a ``total`` the bar only shows activity. Where standard error is not a terminal, a line every
+    `_EVERY` seconds says how far it is.
     """
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+    if not console.is_terminal:
+        yield _lines(label, total)
+        return
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)
+
+
+def _lines(label: str, total: int | None) -> Callable[[], None]:
+    """A function that counts its calls on standard error, in a line every `_EVERY` seconds."""
+    done = itertools.count(1)
+    last = time.monotonic()
+
+    def advance() -> None:
+        nonlocal last
+        count, now = next(done), time.monotonic()
+        if now - last >= _EVERY and count != total:
+            last = now
+            typer.echo(f"{label}: {count}{'' if total is None else f' of {total}'}", err=True)
+
+    return advance

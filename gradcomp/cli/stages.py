@@ -20,7 +20,7 @@ __all__ = ["list_stages"]
 def list_stages(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[STAGE]...", help="Show these in full, with their parameters."),
+        typer.Argument(metavar="STAGE", help="Show these in full, with their parameters."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -75,6 +75,8 @@ class CodecPlugin(ABC):
         caps: a subset of "summable", "seeded", "finite" and "private_noise"; see `gradcomp.Codec`.
             ``decode`` gets the encoder's ``stream`` only with "seeded". With "summable", payloads
             are exactly ``max_payload_size`` bytes of float32, which engines add up.
+        matrices: whether ``encode`` gets a tensor of two dimensions or more as a matrix [shape[0], rest].
+            ``decode`` gets the number of elements alone: what else it needs is in the payload.
         params: parameters of its specs.
     """
 
@@ -84,6 +86,7 @@ class CodecPlugin(ABC):
     summary: ClassVar[str]
     nonfinite: ClassVar[str] = "as the plug-in has it"
     caps: ClassVar[frozenset[str]] = frozenset({"finite"})
+    matrices: ClassVar[bool] = False
     params: ClassVar[Sequence[PluginParam]] = ()
 
     @abstractmethod
@@ -92,7 +95,7 @@ class CodecPlugin(ABC):
 
     @abstractmethod
     def encode(self, x: FloatArray, params: Mapping[str, Any], stream: int) -> Any:
-        """The payload of ``x``, a flat copy of the gradient: bytes, or a contiguous array."""
+        """The payload of ``x``, a copy of the gradient, flat or a matrix (`matrices`): bytes, or a contiguous array."""
 
     @abstractmethod
     def decode(

@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from gradcomp.config.preset import AUTO
-from gradcomp.config.schema import Config, load_config
+from gradcomp.config.schema import Config
+from gradcomp.config.sources import load_sources, load_spec
 from gradcomp.errors import GradcompError
 from gradcomp.messages import show_messages
 from gradcomp.runtime.outer.options import OuterOptions
@@ -159,7 +160,7 @@ def _parse(argv: Sequence[str], package: str, compressed: str, outer: bool) -> a
         "--config",
         metavar="FILE",
         action="append",
-        help="YAML file; may be given several times, they compose left to right",
+        help="YAML file; may be given several times, they compose left to right; or a spec",
     )
     parser.add_argument(
         "--set",
@@ -189,15 +190,13 @@ def _parse(argv: Sequence[str], package: str, compressed: str, outer: bool) -> a
     options = parser.parse_args(argv)
     if not options.script and not options.module:
         parser.error("the following arguments are required: script, or -m MODULE")
-    if options.set and not options.config:
-        parser.error("--set goes with --config")
     return options
 
 
 def _config(options: argparse.Namespace) -> Config:
     if not options.config:
-        return Config.from_spec(options.compression or AUTO)
-    return load_config(options.config, options.set)
+        return load_spec(options.compression or AUTO, options.set)
+    return load_sources(options.config, options.set)
 
 
 def _call(patch: Patch, run: Unedited, module: ModuleType) -> None:

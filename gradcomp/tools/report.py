@@ -15,7 +15,13 @@ from gradcomp.tools.report_charts import (
     times_chart,
 )
 from gradcomp.tools.run_folder import RunFolder
-from gradcomp.tools.run_progress import bytes_of_step, last_step, seconds_of_step
+from gradcomp.tools.run_names import names_of, spec_of
+from gradcomp.tools.run_progress import (
+    bytes_of_step,
+    last_step,
+    seconds_of_step,
+    times_fewer_bytes,
+)
 
 __all__ = ["report_page"]
 
@@ -40,6 +46,8 @@ table { border-collapse: collapse; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--grid);
   vertical-align: top; overflow-wrap: anywhere; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
+/* On a narrow screen charts keep the size of their letters, and scroll. */
+@media (max-width: 50rem) { .wide svg { min-width: 50rem; } td, th { overflow-wrap: normal; } }
 tr.differs td { background: var(--mark); }
 .key { display: inline-block; width: 1.4em; height: .3em; margin-right: .5em;
   vertical-align: middle; }
@@ -71,7 +79,7 @@ def report_page(runs: Sequence[RunFolder]) -> str:
         ("Test loss", tests_chart(runs, "test_bits", "cross-entropy in the test, bits")),
         ("Where a step's time goes", times_chart(runs) or f"<p>{_NO_PROFILE}</p>"),
         ("Error of the averages", errors_chart(runs)),
-        *(_tensor_errors(run, runs) for run in runs),
+        *(_tensor_errors(run, name, runs) for run, name in zip(runs, names_of(runs), strict=True)),
     ):
         if chart is not None:
             parts.append(_section(heading, chart))
@@ -85,15 +93,24 @@ def _section(heading: str, content: str) -> str:
     return f'<section>\n<h2>{escape(heading)}</h2>\n<div class="wide">{content}</div>\n</section>'
 
 
-def _tensor_errors(run: RunFolder, runs: Sequence[RunFolder]) -> tuple[str, str | None]:
-    of_run = f", {run.label}" if len(runs) > 1 else ""
+def _tensor_errors(run: RunFolder, name: str, runs: Sequence[RunFolder]) -> tuple[str, str | None]:
+    of_run = f", {name}" if len(runs) > 1 else ""
     return f"Error by tensor and step{of_run}", tensor_errors_chart(run)
 
 
 def _results(runs: Sequence[RunFolder]) -> str:
     """A row for each run, which also explains the colours of curves."""
-    heads = ("run", "ranks", "steps", "accuracy", "test bits", "kB a step", "ms a step")
-    rows = [_row(heads, "th")]
+    fewer = [times_fewer_bytes(run) for run in runs]
+    with_fewer = any(times is not None for times in fewer)
+    numbers = (
+        *("ranks", "steps", "accuracy", "test bits", "kB a step"),
+        *(["times fewer"] if with_fewer else []),
+        "ms a step",
+    )
+    # A label may be the spec already.
+    specs = [spec_of(run) for run in runs]
+    with_specs = any(spec not in (None, run.label) for spec, run in zip(specs, runs, strict=True))
+    rows = [_row(("run", *(["compression"] if with_specs else []), *numbers), "th")]
     for index, run in enumerate(runs):
         colour = COLOURS[index % len(COLOURS)]
         key = f'<span class="key" style="background:{colour}"></span>'
@@ -101,6 +118,7 @@ def _results(runs: Sequence[RunFolder]) -> str:
         sent, seconds = bytes_of_step(run), seconds_of_step(run)
         cells = [
             f"{key}{escape(run.label)}",
+            *([f"<td>{escape(specs[index] or '-')}</td>"] if with_specs else []),
             *(
                 f'<td class="number">{text}</td>'
                 for text in (
@@ -109,13 +127,15 @@ def _results(runs: Sequence[RunFolder]) -> str:
                     _number(last.get("accuracy"), ".4f"),
                     _number(last.get("test_bits"), ".4f"),
                     _number(None if sent is None else sent / 1e3, ",.1f"),
+                    *([_number(fewer[index], ",.1f")] if with_fewer else []),
                     _number(None if seconds is None else seconds * 1e3, ",.1f"),
                 )
             ),
         ]
         rows.append(f"<tr><td>{cells[0]}</td>{''.join(cells[1:])}</tr>")
     note = (
-        "<p>Bytes are those that a rank hands to the engine, a mean over the steps; time is a median, "
+        "<p>Bytes are those that a rank hands to the engine, a mean over the steps, and times fewer than "
+        "those of its gradients in float32; time is a median, "
         "of whole steps in training, of exchanges in a profile alone.</p>"
     )
     return f"<table>{''.join(rows)}</table>{note}"
@@ -129,7 +149,7 @@ def _settings(runs: Sequence[RunFolder]) -> str:
     """Settings side by side; rows with values that differ are marked."""
     settings = [run.settings for run in runs]
     keys = list(dict.fromkeys(key for settings_of_run in settings for key in settings_of_run))
-    rows = [_row(("setting", *(run.label for run in runs)), "th")]
+    rows = [_row(("setting", *names_of(runs)), "th")]
     for key in keys:
         values = [settings_of_run.get(key, "") for settings_of_run in settings]
         known = {

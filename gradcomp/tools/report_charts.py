@@ -14,6 +14,7 @@ import numpy as np
 
 from gradcomp.tools.plotting import label_of, new_figure
 from gradcomp.tools.run_folder import Row, RunFolder
+from gradcomp.tools.run_names import names_of
 from gradcomp.tools.run_progress import progress
 
 __all__ = [
@@ -84,7 +85,8 @@ def times_chart(runs: Sequence[RunFolder]) -> str | None:
         if values.any():
             axes.barh(places, values, 0.6, left=left, color=colour, label=phase)
             left += values
-    axes.set_yticks(places, [label_of(run.label) for run in profiled])
+    names = [name for run, name in zip(runs, names_of(runs), strict=True) if run.profile]
+    axes.set_yticks(places, [label_of(name) for name in names])
     axes.set_xlabel("ms of a mean step of rank 0, from its first gradient to its last average")
     if left.any():
         figure.legend(loc="outside upper center", ncols=7, frameon=False)
@@ -106,6 +108,7 @@ def errors_chart(runs: Sequence[RunFolder]) -> str | None:
         if points:
             axes.plot(*zip(*points, strict=True), color=_colour(index))
     axes.set(xlabel="step of the profile", ylabel="vNMSE of the average")
+    _whole_numbers(axes.xaxis)
     if max(found) > 10 * min(found) > 0:
         axes.set_yscale("log")
         _plain_numbers(axes.yaxis)
@@ -146,6 +149,7 @@ def tensor_errors_chart(run: RunFolder) -> str | None:
     axes.set_yticks(range(len(shown)), [label_of(names[at]) for at in shown])
     axes.invert_yaxis()
     axes.set_xlabel("step of the profile")
+    _whole_numbers(axes.xaxis)
     bar = figure.colorbar(mesh, ax=axes, label="vNMSE of the average")
     if wide:
         _plain_numbers(bar.ax.yaxis)
@@ -179,6 +183,7 @@ def _curves(
         for axes, places in zip(panels, (steps, sent / 1e6, seconds), strict=True):
             axes.plot(places, values, color=_colour(index), linewidth=1.6)
     panels[0].set(xlabel="step", ylabel=title)
+    _whole_numbers(panels[0].xaxis)
     if most_bytes > 0:
         panels[1].set(xlabel="MB of gradients sent by a rank, log scale", xscale="log")
         _plain_numbers(panels[1].xaxis)
@@ -190,6 +195,13 @@ def _curves(
 
 def _finite(points: Iterable[tuple[int, float | None]]) -> list[Point]:
     return [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+
+
+def _whole_numbers(axis: Any) -> None:
+    """Whole numbers alone, as there is no half of a step."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, min_n_ticks=1))
 
 
 def _plain_numbers(axis: Any) -> None:

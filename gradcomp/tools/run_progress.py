@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gradcomp.tools.run_folder import RunFolder
 
-__all__ = ["bytes_of_step", "last_step", "progress", "seconds_of_step"]
+__all__ = ["bytes_of_step", "last_step", "progress", "seconds_of_step", "times_fewer_bytes"]
 
 Numbers = npt.NDArray[np.float64]
 
@@ -47,6 +47,18 @@ def bytes_of_step(run: RunFolder) -> float | None:
         last = last_step(run)
         return float(progress(run, [last])[0][0]) / last if last else None
     return statistics.fmean(sum(row["sent_bytes"].values()) for row in run.profile)
+
+
+def times_fewer_bytes(run: RunFolder) -> float | None:
+    """Bytes of uncompressed float32 gradients over those that a rank sends; None if either is not known."""
+    sent = bytes_of_step(run)
+    if not sent:
+        return None
+    parameters = run.facts.get("parameters")
+    if isinstance(parameters, int) and parameters > 0:
+        return 4 * parameters / sent
+    dense = [row["dense_bytes"] for row in run.profile if "dense_bytes" in row]
+    return statistics.fmean(dense) / sent if dense and not (run.steps or run.epochs) else None
 
 
 def seconds_of_step(run: RunFolder) -> float | None:

@@ -9,8 +9,10 @@ static const char* max_payload_size(void* context, const double* params, size_t 
 
 #ifndef NULL_FUNCTION
 static const char* encode(void* context, const double* params, const float* x, size_t n,
-                          uint64_t stream, uint8_t* out, size_t capacity, size_t* written) {
-  (void)context, (void)params, (void)x, (void)n, (void)stream, (void)out, (void)capacity;
+                          size_t cols, uint64_t stream, uint8_t* out, size_t capacity,
+                          size_t* written) {
+  (void)context, (void)params, (void)x, (void)n, (void)cols;
+  (void)stream, (void)out, (void)capacity;
   *written = 99;
   return NULL;
 }

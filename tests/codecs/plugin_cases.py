@@ -513,5 +513,44 @@ def hostile_libraries() -> None:
         codec.decode_payload(np.zeros(3, np.uint8), 5)
 
 
+def matrices() -> None:
+    """Shapes that encode gets in all ways: alone, under a memory and in a bucket."""
+    seen: list[tuple[int, ...]] = []
+
+    def encode(self: Any, x: Any, params: Any, stream: int) -> bytes:
+        seen.append(x.shape)
+        return x.tobytes()
+
+    plain = variant(name="flat_shapes", id=0x8701, encode=encode)
+    shaped = variant(name="shapes", id=0x8702, encode=encode, matrices=True)
+    for plugin in (plain, shaped):
+        gradcomp.register_codec(plugin)
+    x = np.arange(24, dtype=np.float32)
+    for shape, matrix in (
+        ((24,), (24,)),
+        ((4, 6), (4, 6)),
+        ((2, 3, 4), (2, 12)),
+        ((1, 24), (1, 24)),
+    ):
+        for name, expected in (("flat_shapes", (24,)), ("shapes", matrix)):
+            seen.clear()
+            codec = gradcomp.get_codec(name)
+            np.testing.assert_array_equal(codec.decode(codec.encode(x.reshape(shape))), x)
+            loop = gradcomp.Loopback(config(f"residual|{name}"), 2)
+            loop.step({"w": [x.reshape(shape)] * 2})
+            assert seen
+            assert set(seen) == {expected}, (name, shape, seen)
+
+
+def refuses_rotate() -> None:
+    """It selects nothing that a rotation spreads; the reason is another one."""
+    gradcomp.register_codec(variant(name="unrotated", id=0x8703))
+    for spec in ("rotate|unrotated", "residual|rotate|unrotated"):
+        with pytest.raises(gradcomp.SpecError, match="a plug-in's codec is not told of the stages"):
+            gradcomp.get_codec(spec)
+    with pytest.raises(gradcomp.SpecError, match="spreads the elements that 'topk' selects"):
+        gradcomp.get_codec("rotate|topk(k=3)")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -13,7 +13,7 @@ from support.plugins import ROOT, build, build_native, install_python, package
 
 HERE = Path(__file__).resolve().parent
 CASES = HERE / "plugin_cases.py"
-FOLDERS = [str(HERE.parent), str(HERE.parent / "golden"), str(ROOT / "scripts")]
+FOLDERS = [str(ROOT), str(HERE.parent), str(HERE.parent / "golden"), str(ROOT / "scripts")]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,14 @@ def test_command_line(installed: Path, library: Path, tmp_path: Path) -> None:
     shown = python("-m", "gradcomp", "inspect", frame, paths=[])
     assert "32769 (of a plug-in that is not installed here)" in shown
     assert "32769 (bf8)" in python("-m", "gradcomp", "inspect", frame, paths=[installed])
+
+
+def test_plugins_get_matrices_where_they_ask_for_them() -> None:
+    python(CASES, "matrices", paths=[])
+
+
+def test_a_plugin_after_rotate_is_refused_for_a_true_reason() -> None:
+    python(CASES, "refuses_rotate", paths=[])
 
 
 def test_a_broken_package_is_named_and_the_others_work(installed: Path, tmp_path: Path) -> None:

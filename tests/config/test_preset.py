@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gradcomp import Config, ConfigError, Loopback
-from gradcomp.cli.options import load
 from gradcomp.codec.spec import parse
 from gradcomp.config.preset import AUTO_SPEC
 from gradcomp.config.schema import load_config
+from gradcomp.config.sources import load_sources
 
 PRESET = Config.from_mapping({"version": 1, "compress": {"default": AUTO_SPEC, "policy": "auto"}})
 
@@ -28,7 +28,7 @@ def test_every_place_of_a_spec_takes_its_name(tmp_path: Path) -> None:
     empty = tmp_path / "empty.yaml"
     empty.write_text("version: 1\ncompress:\n")
     assert Config.from_spec("auto") == Config.of("auto") == PRESET
-    assert load(["auto"], []) == load([str(empty)], []) == PRESET
+    assert load_sources(["auto"], []) == load_sources([str(empty)], []) == PRESET
     assert load_config([empty], ["compress.default=auto"]) == PRESET
     assert PRESET.compress.default.specs == (parse(AUTO_SPEC),)
 

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from launch import HERE, Finished, run
 
+from gradcomp import Config
+from gradcomp.adapter_api import run_unedited
+from gradcomp.errors import GradcompError
+
 RUN = ["-m", "horovod_compressors.run"]
 SCRIPT = HERE / "workers" / "stock_script.py"
 STEPS = 6
@@ -176,9 +180,7 @@ def test_missing_files(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "seed=1", str(SCRIPT)], "--set goes with --config"),
         (["--compression", "fp16", "--config", "a.yaml", str(SCRIPT)], "not allowed with argument"),
-        (["--compression", "fp16", "--set", "seed=1", str(SCRIPT)], "--set goes with --config"),
         (["--compression", "fp16"], "the following arguments are required: script, or -m MODULE"),
         (["--compression", "fp16", "-m"], "are required: script, or -m MODULE"),
     ],
@@ -192,6 +194,43 @@ def test_wrong_arguments(
         main(arguments)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spec", "seed"),
+    [
+        (["--compression", "fp16", "--set", "seed=7"], "fp16(overflow=inf)", 7),
+        (["--config", "fp16", "--set", "seed=7"], "fp16(overflow=inf)", 7),
+        (["--config", "seed.yaml", "--config", "bf16"], "bf16", 3),
+        (["--set", "seed=7"], None, 7),
+    ],
+)
+def test_specs_files_and_overrides_go_together(
+    arguments: list[str],
+    spec: str | None,
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("seed.yaml").write_text("version: 1\nseed: 3\n")
+    seen: list[Config] = []
+
+    def prepare(config: Config) -> None:
+        seen.append(config)
+        raise GradcompError("seen enough")
+
+    command = [*arguments, str(SCRIPT)]
+    assert run_unedited(command, "horovod_compressors", "", {}, lambda: True, prepare) == 2
+    assert seen[0].seed == seed
+    assert spec is None or seen[0].compress.default.canonical == spec
+
+
+def test_two_specs_in_config_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    from horovod_compressors.run import main
+
+    assert main(["--config", "fp16", "--config", "bf16", str(SCRIPT)]) == 2
+    assert "got 2 specs, 'fp16', 'bf16'; give one at most" in capsys.readouterr().err
 
 
 def test_script_trains_with_outer_steps() -> None:

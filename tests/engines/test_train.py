@@ -411,6 +411,7 @@ def refusals_of(*lists):
 
 REFUSED = {
     "topq": ["--compression", "topq(ratio=0.01)"],
+    "--config: got 2 specs, 'fp16', 'bf16'": ["--config", "fp16", "--config", "bf16"],
     "has no data_batch_1, .*, test_batch; expected the folder": (
         ["--set", "train.task=cifar10-resnet20", "--set", "train.data_dir=."]
     ),

@@ -425,6 +425,19 @@ def test_a_configuration_asks_for_a_profile(
     assert not plain.stats.compares
 
 
+def test_a_job_names_the_files_of_its_profile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = Stats().start_profile()
+    with caplog.at_level("INFO"):
+        write_profile(profile, tmp_path, 1)
+        assert caplog.text == ""
+        write_profile(profile, tmp_path, 0)
+    for name in ("rank0.jsonl", "rank0.trace.json"):
+        assert f"{tmp_path / name}" in caplog.text
+    assert f"(gradcomp report {tmp_path})" in caplog.text
+
+
 def test_profiles_are_no_part_of_what_checkpoints_depend_on(tmp_path: Path) -> None:
     plain = config_of("fp16")
     folder = str(tmp_path)

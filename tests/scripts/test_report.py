@@ -139,6 +139,44 @@ def test_a_page_of_two_runs_has_all_its_parts(page: str) -> None:
     assert "1.0" in parsed.texts, "kB a step"
 
 
+def test_runs_are_named_by_their_specs(page: str) -> None:
+    """Where these differ, without parameters that have their defaults."""
+    results, settings = re.findall("<table>.*?</table>", page, re.DOTALL)
+    assert re.findall("<td>([^<]*)</td><td class", results) == [
+        "identity",
+        "residual|topk(ratio=0.01)",
+    ]
+    assert settings.startswith(
+        "<table><tr><th>setting</th><th>identity</th><th>residual|topk(ratio=0.01)</th></tr>"
+    )
+    assert "residual|topk(ratio=0.01)" in words(charts(page)[3]), "the bar of its times"
+
+
+def test_bytes_are_times_fewer_than_those_of_gradients(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "fp16")
+    facts = json.loads((tmp_path / "run/run.json").read_text()) | {"parameters": 500}
+    write_json(tmp_path / "run/run.json", facts)
+    write_profile(tmp_path / "profile")
+    page = report(tmp_path, tmp_path / "run", tmp_path / "profile")
+    assert "<th>times fewer</th>" in page
+    first, second = re.findall("<tr><td><span.*?</tr>", page)
+    assert '<td class="number">1.0</td><td class="number">2.0</td>' in first  # of 1,000 bytes
+    lines = (tmp_path / "profile/rank0.jsonl").read_text().splitlines()
+    rows = list(map(json.loads, lines))
+    times = sum(r["dense_bytes"] for r in rows) / sum(sum(r["sent_bytes"].values()) for r in rows)
+    assert f'<td class="number">{times:,.1f}</td>' in second
+
+
+def test_steps_are_whole_numbers(tmp_path: Path) -> None:
+    write_profile(tmp_path / "profile")  # three steps
+    page = report(tmp_path, tmp_path / "profile")
+    _, errors, tensors = charts(page)
+    for chart in (errors, tensors):
+        ticks = [word for word in words(chart)[:4] if re.fullmatch(r"[0-9.]+", word)]
+        assert ticks
+        assert all(tick.isdigit() for tick in ticks)
+
+
 def test_settings_are_side_by_side_and_differences_marked(page: str) -> None:
     marked = re.findall(r'<tr class="differs">(.*?)</tr>', page)
     assert any("compress.default" in row and "residual|topk(ratio=0.01)" in row for row in marked)

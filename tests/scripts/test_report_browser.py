@@ -112,6 +112,18 @@ def test_the_page_itself_never_scrolls_sideways(page: Page, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_letters_of_charts_can_be_read_on_a_telephone(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    heights = page.evaluate(
+        "() => [...document.querySelectorAll('svg text')].filter(t => t.textContent.trim()).map(t => t.getBBox().height"
+        " * t.getScreenCTM().a)"
+    )
+    shown = [height for height in heights if height > 0]
+    assert len(shown) > 20
+    assert min(shown) > 8
+
+
 def test_values_of_a_run_cannot_run(page: Page) -> None:
     assert page.locator("script").count() == 0
     assert page.get_by_text('<script>alert("x")</script>').count() > 0

@@ -16,7 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from gradcomp import Pipeline, load_config
+from gradcomp import Config, Pipeline, load_config
 from gradcomp.cli.app import app
 from gradcomp.codec.spec import parse
 from gradcomp.errors import GradcompError
@@ -246,6 +246,29 @@ def test_speeds_of_several_pairs_have_ticks_for_each(monkeypatch: pytest.MonkeyP
     assert [one.kind for one in gathered.requests] == ["allgather"]
 
 
+def test_long_measurements_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+    clock = iter(range(10**6))
+    monkeypatch.setattr(
+        calibrate.time, "perf_counter", lambda: next(clock)
+    )  # a second for each pair
+    measure = calibrate._measure
+
+    def counted(config: Config, *args: object) -> object:
+        measured.append(config.compress.default.canonical)
+        return measure(config, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(calibrate, "_measure", counted)
+    monkeypatch.setattr(calibrate, "_MODELS", [{"a": (128, 128)}] * 4)
+    for longest, passes in ((10.0, 3), (1.0, 1)):
+        measured.clear()
+        monkeypatch.setattr(calibrate, "_LONG", longest)
+        calls: list[None] = []
+        measure_speeds([("fp16", "reduce")], lambda calls=calls: calls.append(None))
+        assert len(measured) == passes * 4 * 2
+        assert len(calls) == ticks
+
+
 def test_a_cache_that_cannot_be_written(
     gathered: Speeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +350,18 @@ def test_command_compresses_on_a_slow_link(cache: Path) -> None:
     assert {row["spec"] for row in rows} == {UNCOMPRESSED, "fp16", "residual|topk(ratio=0.01)"}
     assert all(row["exchange"] != "auto" for row in rows if row["spec"] != UNCOMPRESSED)
     assert sum(rows[0]["stages"].values()) == pytest.approx(rows[0]["seconds"] + rows[0]["hidden"])
+
+
+def test_rows_are_grouped_by_spec(cache: Path) -> None:
+    specs = ("--spec", "fp16", "--spec", "residual|sign")
+    text = gradcomp("resnet20", "--ranks", "4", "--bandwidth", "10", *specs, cache=cache).stdout
+    rows = text.split("spec  ")[1].split("\n\n")[0].splitlines()[1:]
+    named = [row.split("  ")[0] for row in rows]
+    groups = {"fp16": 3, "residual|sign": 2, "do not compress": 1}
+    for spec, exchanges in groups.items():
+        at = named.index(spec)
+        assert named[at + 1 : at + exchanges] == [""] * (exchanges - 1)
+    assert len(named) == sum(groups.values())
 
 
 def test_command_leaves_fast_links_alone(cache: Path) -> None:

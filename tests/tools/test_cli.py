@@ -6,6 +6,8 @@ import importlib
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from gradcomp import Loopback, __version__, get_codec
+from gradcomp.cli import show
 from gradcomp.cli.app import COMMANDS, app
+from gradcomp.cli.spec_cell import fold_spec
 from gradcomp.codec.spec import StageInfo, parse, stages
 from gradcomp.config.schema import MOMENTUM_CORRECTION, load_config
 from gradcomp.tools.model_shapes import model_shapes
@@ -83,6 +88,7 @@ def run(*args: str, stdin: bytes | None = None) -> str:
     assert result.stdout.isascii()
     # A line that is one long word, such as a spec, has no place to break.
     assert all(len(line) <= 80 or " " not in line for line in result.stdout.splitlines())
+    assert all(line == line.rstrip() for line in result.stdout.splitlines())
     return result.stdout
 
 
@@ -111,12 +117,105 @@ def test_version_and_help() -> None:
         assert "--help" in run(command, "--help")
 
 
-@pytest.mark.parametrize(("command", "place"), [(name, one[0]) for name, one in COMMANDS.items()])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names values as the pages do, and ends with an example that the command accepts."""
+    text = run(command, "-h")
+    assert text == run(command, "--help")
+    for python in ("<", ">", "{", "[[", "list["):
+        assert python not in text.replace(">=", "")
+    *_, heading, _, example, last = text.split("\n")
+    assert (heading, last) == ("  Example:", "")
+    program, name, *arguments = shlex.split(example)
+    assert (program, name) == ("gradcomp", command)
+    monkeypatch.chdir(tmp_path)
+    for file in ("frame.bin", "compress.yaml"):
+        Path(file).touch()
+    found = typer.main.get_command(app).get_command(None, command)  # type: ignore[attr-defined]
+    with found.make_context(command, arguments):
+        pass
+
+
+def test_progress_is_seen_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "_EVERY", 0.0)
+    with show.progress("codecs", 3) as advance:
+        for _ in range(3):
+            advance()
+    with show.progress("trying", None) as advance:
+        advance()
+    assert capsys.readouterr().err == "codecs: 1 of 3\ncodecs: 2 of 3\ntrying: 1\n"
+
+
+def test_a_mistyped_command_gets_the_nearest() -> None:
+    assert "No such command 'lst'. Did you mean 'list'?" in fail("lst")
+    assert "Did you mean 'explain'?" in fail("explian", "fp16")
+    assert "Did you mean" not in fail("xyz")
+
+
+def test_completion_of_commands_and_options() -> None:
+    def completed(words: str) -> str:
+        shell = {"_GRADCOMP_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        shell["COMP_CWORD"] = str(words.count(" "))
+        return subprocess.run(
+            [sys.executable, "-m", "gradcomp"],
+            env={**os.environ, **shell},
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    assert completed("gradcomp ex").split() == ["explain"]
+    assert completed("gradcomp explain --mo").split() == ["--model"]
+    assert "--install-completion" in run("-h")
+
+
+@pytest.mark.parametrize("width", range(12, 80, 7))
+def test_specs_are_folded_between_their_parts(width: int) -> None:
+    spec = parse("residual(beta=0.5)|topk(ratio=0.01,values=fp16)|raw32").canonical
+    lines = fold_spec(spec, width)
+    assert "".join(map(str.strip, lines)) == spec
+    for line in lines:
+        assert len(line) <= width or len(re.findall("[,(|].", line)) == 0
+        assert line == spec or line[-1] in "|,()" or spec.endswith(line.strip())
+    assert (len(lines) == 1) == (width >= len(spec))
+
+
+OWN = """\
+import torch
+
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.Linear(50, 7, bias=False))
+"""
+
+
+def test_commands_take_models_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shapes.yaml").write_text("{0.weight: [50, 100], 0.bias: [50], 1.weight: [7, 50]}\n")
+    Path("mine_of_cli.py").write_text(OWN)
+    for model in ("shapes.yaml", "mine_of_cli:make"):
+        step = run_json("explain", "fp16", "--model", model)["step"]
+        assert step["dense_bytes"] == 4 * (50 * 100 + 50 + 7 * 50)
+        taken = run_json("check", "fp16", "--model", model)["tensors"]
+        assert {row["name"]: row["shape"] for row in taken} == {
+            "0.weight": [50, 100],
+            "0.bias": [50],
+            "1.weight": [7, 50],
+        }
+        profiled = run_json("profile", "fp16", "--model", model, "--workers", "2", "--steps", "1")
+        assert sum(row["tensors"] for row in profiled["rules"]) == 3
+    for command in ("explain", "check", "profile"):
+        assert "model 'gpt9': expected one of" in fail(command, "fp16", "--model", "gpt9")
+
+
+@pytest.mark.parametrize(
+    ("command", "place"), [(name, one.place) for name, one in COMMANDS.items()]
+)
 def test_help_has_the_first_line_of_each_command(command: str, place: str) -> None:
     module, name = place.split(".")
     function = getattr(importlib.import_module(f"gradcomp.cli.{module}"), name)
     first = function.__doc__.splitlines()[0]
-    assert COMMANDS[command][1] == first
+    assert COMMANDS[command].summary == first
     listed = " ".join(run("--help").split())
     assert f"{command} {first}" in listed
     assert first in " ".join(run(command, "--help").split())

@@ -162,7 +162,7 @@ GRADCOMP_API gradcomp_status gradcomp_frame_decode_add(const gradcomp_codec* cod
  */
 
 /* Changes when the structures below do. */
-#define GRADCOMP_PLUGIN_ABI_VERSION 1u
+#define GRADCOMP_PLUGIN_ABI_VERSION 2u
 /* Ids of gradcomp's own codecs are below; those of plug-ins go from here to 0xFFFF. */
 #define GRADCOMP_FIRST_PLUGIN_ID 0x8000u
 
@@ -197,9 +197,10 @@ typedef struct {
   /* Upper bound of the bytes of a payload of n elements, at most UINT32_MAX. With SUMMABLE a
    * payload has exactly that size and consists of float32, which engines add up. */
   const char* (*max_payload_size)(void* context, const double* params, size_t n, size_t* size);
-  /* Writes at most `capacity` bytes, which is what max_payload_size says. `stream` is the key of
-   * this call's random numbers (docs/wire-format.md). */
-  const char* (*encode)(void* context, const double* params, const float* x, size_t n,
+  /* Writes at most `capacity` bytes, which is what max_payload_size says. `cols`: elements of a
+   * row, where the tensor is a matrix [shape[0], rest]; 0 for a vector. decode is not told of it.
+   * `stream` is the key of this call's random numbers (docs/wire-format.md). */
+  const char* (*encode)(void* context, const double* params, const float* x, size_t n, size_t cols,
                         uint64_t stream, uint8_t* out, size_t capacity, size_t* written);
   /* Must check every byte: payloads come from a network. With SEEDED, `stream` is the encoder's;
    * else it has no meaning. */

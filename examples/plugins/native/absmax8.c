@@ -21,8 +21,9 @@ static const char* max_payload_size(void* context, const double* params, size_t 
 }
 
 static const char* encode(void* context, const double* params, const float* x, size_t n,
-                          uint64_t stream, uint8_t* out, size_t capacity, size_t* written) {
-  (void)context, (void)stream, (void)capacity;
+                          size_t cols, uint64_t stream, uint8_t* out, size_t capacity,
+                          size_t* written) {
+  (void)context, (void)cols, (void)stream, (void)capacity;
   float largest = 0;
   int finite = 1;
   for (size_t i = 0; i < n; ++i) {

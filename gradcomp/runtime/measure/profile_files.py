@@ -6,6 +6,7 @@ import atexit
 import importlib
 import itertools
 import json
+import logging
 import os
 import time
 from collections import defaultdict
@@ -26,6 +27,8 @@ __all__ = [
     "write_tensorboard",
     "write_trace",
 ]
+
+_log = logging.getLogger(__name__)
 
 # Counts the profiles of each rank in each folder.
 _written: defaultdict[tuple[Path, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
@@ -146,8 +149,20 @@ def _scalars(step: StepProfile) -> dict[str, float]:
 
 
 def write_profile(profile: Profile, folder: Path, rank: int) -> None:
-    """Write ``rankN.jsonl`` and ``rankN.trace.json``; a rank's second profile is ``rankN-2...``."""
+    """Write ``rankN.jsonl`` and ``rankN.trace.json``; a rank's second profile is ``rankN-2...``.
+
+    Rank 0 names its files, for those of all ranks.
+    """
     count = next(_written[folder, rank])
     name = f"rank{rank}" if count == 1 else f"rank{rank}-{count}"
     write_jsonl(profile, folder / f"{name}.jsonl")
     write_trace(profile, folder / f"{name}.trace.json", rank)
+    if rank == 0:
+        _log.info(
+            "gradcomp: profile of %d steps: %s.jsonl (gradcomp report %s) and %s.trace.json "
+            "(ui.perfetto.dev); other ranks write files next to them",
+            len(profile.steps),
+            folder / name,
+            folder,
+            folder / name,
+        )

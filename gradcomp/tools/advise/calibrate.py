@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -49,6 +50,10 @@ _GROUPS = (2, 4)
 _PER_NODE = 2
 _PASSES = 3
 """Measurements of each pair, in turns: a processor that others share changes its speed for seconds at a time."""
+
+_LONG = 2.0
+"""Seconds of measurements of a pair after which it is not measured again: all pairs together take less than
+a minute, and the speed of a processor changes within so long a measurement as well."""
 
 _ENDED = object()
 
@@ -137,14 +142,20 @@ def measure_speeds(
         tick: called `ticks` times for each pair.
     """
     samples: list[list[_Sample]] = [[] for _ in pairs]
+    for shape in {shape for shapes in _MODELS for shape in shapes.values()}:
+        _gradients(shape)  # they are kept, and no part of the first pair's time
+    spent = [0.0] * len(pairs)
     for _ in range(_PASSES):
-        for (spec, exchange), of_pair in zip(pairs, samples, strict=True):
+        for number, ((spec, exchange), of_pair) in enumerate(zip(pairs, samples, strict=True)):
+            again = spent[number] < _LONG
+            began = time.perf_counter()
             per_node = _PER_NODE if pattern_between_nodes(exchange) is not None else 1
             config = config_of(spec, exchange, per_node)
             for shapes in _MODELS:
-                for groups in _GROUPS:
+                for groups in _GROUPS if again else ():
                     of_pair += _measure(config, shapes, groups, per_node)
                 tick()
+            spent[number] += time.perf_counter() - began
     return [_fitted(of_pair) for of_pair in samples]
 
 
