@@ -37,10 +37,10 @@ def _compressed_step(torch: Any) -> Any:
     """A gradient of ones after a step of DDP on this rank; it uses names of PyTorch that versions do not share."""
     ddp_hook = importlib.import_module("torch_compressors.ddp").ddp_hook
     parallel = importlib.import_module("torch.nn.parallel")
-    on_host = {"dtype": torch.float32, "device": "cpu"}
-    model = parallel.DistributedDataParallel(torch.nn.Linear(64, 80, **on_host))
+    layer = torch.nn.Linear(64, 80, device="cpu", dtype=torch.float32)
+    model = parallel.DistributedDataParallel(layer)
     model.register_comm_hook(*ddp_hook("int8", model))
-    model(torch.ones(1, 64, **on_host)).sum().backward()
+    model(torch.ones(1, 64, device="cpu", dtype=torch.float32)).sum().backward()
     return model.module.weight.grad
 
 

@@ -154,7 +154,9 @@ def advise(
     prior = None if save is None or trained is None else PriorMaker.of(trained, job)
     also = [] if prior is None else prior.candidates
     unknown = ranking.to_calibrate(cache, list(dict.fromkeys([*found, *also])))
-    with show.progress("measuring codecs on this machine", ticks * len(unknown)) as advance:
+    with show.progress(
+        "measuring codecs on this machine", ticks * len(unknown), lines=True
+    ) as advance:
         ranking.calibrate(cache, unknown, advance)
     advices = ranking.advise(job, found, cache)
     if save is not None and prior is not None:
@@ -239,7 +241,7 @@ def _measured() -> measuring.MeasuredLinks | None:
         if job.rank:
             measuring.measure_links(job)
             return None
-        with show.progress("measuring links", measuring.kinds) as advance:
+        with show.progress("measuring links", measuring.kinds, lines=True) as advance:
             return measuring.measure_links(job, advance)
     finally:
         job.close()

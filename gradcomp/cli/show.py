@@ -84,22 +84,24 @@ def output_json(value: object) -> None:
 
 
 @contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[], None]]:
+def progress(label: str, total: int | None, *, lines: bool = False) -> Iterator[Callable[[], None]]:
     """Show a bar on standard error; yields the function to advance it.
 
-    Without a ``total`` the bar only shows activity. Where standard error is not a terminal, a line every
-    `_EVERY` seconds says how far it is.
+    Without a ``total`` the bar only shows activity. Where standard error is not a terminal, there is no bar.
+
+    Args:
+        lines: print a line every `_EVERY` seconds there, which says how far it is of ``total``.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _lines(label, total)
+        yield _lines(label, total) if lines and total is not None else lambda: None
         return
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)
 
 
-def _lines(label: str, total: int | None) -> Callable[[], None]:
+def _lines(label: str, total: int) -> Callable[[], None]:
     """A function that counts its calls on standard error, in a line every `_EVERY` seconds."""
     done = itertools.count(1)
     last = time.monotonic()
@@ -109,6 +111,6 @@ def _lines(label: str, total: int | None) -> Callable[[], None]:
         count, now = next(done), time.monotonic()
         if now - last >= _EVERY and count != total:
             last = now
-            typer.echo(f"{label}: {count}{'' if total is None else f' of {total}'}", err=True)
+            typer.echo(f"{label}: {count} of {total}", err=True)
 
     return advance
