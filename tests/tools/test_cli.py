@@ -136,16 +136,15 @@ def test_help_of_a_command(command: str, tmp_path: Path, monkeypatch: pytest.Mon
         pass
 
 
-def test_progress_is_seen_where_there_is_no_terminal(
+def test_progress_is_seen_without_a_terminal_where_lines_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(show, "_EVERY", 0.0)
-    with show.progress("codecs", 3) as advance:
-        for _ in range(3):
-            advance()
-    with show.progress("trying", None) as advance:
-        advance()
-    assert capsys.readouterr().err == "codecs: 1 of 3\ncodecs: 2 of 3\ntrying: 1\n"
+    for lines in (True, False):
+        with show.progress("codecs", 3, lines=lines) as advance:
+            for _ in range(3):
+                advance()
+    assert capsys.readouterr().err == "codecs: 1 of 3\ncodecs: 2 of 3\n"
 
 
 def test_a_mistyped_command_gets_the_nearest() -> None:
