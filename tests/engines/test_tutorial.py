@@ -44,14 +44,14 @@ def commands_of(text: str) -> list[tuple[str, str]]:
 
 def is_close(printed: str, shown: str) -> bool:
     """Whether an output is the page's, up to seconds and small differences of numbers; ``...`` is any lines."""
-    pieces = re.split(rf"(^\.\.\.\n|{NUMBER}(?= s\b)|{NUMBER})", shown, flags=re.MULTILINE)
+    pieces = re.split(rf"(^\.\.\.\n|{NUMBER}(?= m?s\b)|{NUMBER})", shown, flags=re.MULTILINE)
     pattern, numbers = "", []
     for piece, after in zip(pieces, [*pieces[1:], ""], strict=True):
         if piece == "...\n":
             pattern += "(?:.*\n)*"
         elif re.fullmatch(NUMBER, piece):
             pattern += f"({NUMBER})"
-            numbers.append(None if re.match(r" s\b", after) else value(piece))
+            numbers.append(None if re.match(r" m?s\b", after) else value(piece))
         else:
             pattern += re.escape(piece)
     found = re.fullmatch(pattern, printed)
