@@ -35,6 +35,12 @@ PARTS: dict[str, Sequence[str]] = {
 }
 """The arguments of pytest, by the name of the part."""
 
+OPTIONS = (
+    *("-q", "-n", "0", "-p", "no:cacheprovider"),
+    # PyTorch 2.6 warns of its own code when it is imported by Python 3.13.
+    *("-W", "ignore:functools.partial will be a method:FutureWarning"),
+)
+
 COLUMNS = ("Python", "PyTorch", "system", "part", "passed", "failed")
 
 
@@ -61,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(part: str) -> tuple[int, int]:
     """Run a part; the numbers of tests that passed and that failed, errors included."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *PARTS[part]],
+        [sys.executable, "-m", "pytest", *OPTIONS, *PARTS[part]],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
