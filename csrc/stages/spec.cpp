@@ -71,7 +71,7 @@ class Parser {
     if (ends_with(text_, ".yaml") || ends_with(text_, ".yml")) {
       return {Code::kSpec, quoted(text_) +
                                " is a file and no spec: load it with load_config, or give "
-                               "it to from_config in place of the constructor"};
+                               "it to from_config instead of the constructor"};
     }
     for (;;) {
       Stage stage;
