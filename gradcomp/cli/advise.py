@@ -301,20 +301,17 @@ def _table(advices: Sequence[ranking.Advice]) -> Table:
     groups: dict[str, list[ranking.Advice]] = {}
     for advice in advices:
         groups.setdefault(_short(advice.candidate), []).append(advice)
-    for number, (name, advice) in (
-        (number, (name, advice))
-        for name, group in groups.items()
-        for number, advice in enumerate(group)
-    ):
-        table.add_row(
-            "" if number else SpecCell(name),
-            advice.candidate.pattern if advice.candidate.compresses else "-",
-            f"{1e3 * advice.prediction.seconds:.1f}",
-            f"{advice.speedup:.2f}x",
-            f"{advice.prediction.link_bytes / 1e6:.4g}",
-            advice.error,
-            advice.accuracy,
-        )
+    for name, group in groups.items():
+        for number, advice in enumerate(group):
+            table.add_row(
+                "" if number else SpecCell(name),
+                advice.candidate.pattern if advice.candidate.compresses else "-",
+                f"{1e3 * advice.prediction.seconds:.1f}",
+                f"{advice.speedup:.2f}x",
+                f"{advice.prediction.link_bytes / 1e6:.4g}",
+                advice.error,
+                advice.accuracy,
+            )
     return table
 
 

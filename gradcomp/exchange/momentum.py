@@ -108,8 +108,8 @@ class MomentumCorrection:
         self._masking = bool(params["masking"])
         clip, clip_norm = params["clip"], float(params["clip_norm"])
         self._clip_average = _core.clip_limit(clip, clip_norm, 1)
-        own = "none" if clip == JOINT_NORM else clip
-        self._clip = _core.clip_limit(own, clip_norm, world_size)
+        of_rank = "none" if clip == JOINT_NORM else clip
+        self._clip = _core.clip_limit(of_rank, clip_norm, world_size)
         self._velocities = velocities
         self._momenta = momenta
 

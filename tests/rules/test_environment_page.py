@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from pages.site_pages import tracked
 from support.files import ROOT
 
 PAGE = (ROOT / "docs/environment.md").read_text(encoding="utf-8")
@@ -21,14 +21,7 @@ OF_BUILDS = r"(?:HOROVOD|BYTEPS)_(?:WITH|WITHOUT|BUILD|COMPILE)\w*"
 
 
 def files(*patterns: str) -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [ROOT / name for name in listing.stdout.split("\0") if name]
+    return [ROOT / name for name in tracked(*patterns)]
 
 
 def in_python(source: str) -> Iterator[str]:
