@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import os
 import sys
 
 import horovod.torch as hvd
@@ -39,6 +40,8 @@ def main() -> None:
     if hvd.rank() == 0:
         same = bool((of_ranks == of_ranks[0]).all())
         print(json.dumps({"same": same, "config": options.config, "name": __name__}), flush=True)
+    if "HOROVOD_TIMELINE" in os.environ:
+        hvd.stop_timeline()  # Horovod's shutdown drops what its thread has not written yet
     sys.exit()
 
 
