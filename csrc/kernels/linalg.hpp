@@ -10,9 +10,10 @@ namespace gradcomp {
 
 // Destinations of the sums in outer().
 struct OuterOutput {
-  float* assigned;    // nullptr or: = sum
-  float* added;       // nullptr or: += sum
-  float* subtracted;  // nullptr or: -= sum
+  float* assigned;              // nullptr or: = sum
+  float* added;                 // nullptr or: += sum
+  float* subtracted;            // nullptr or: = from - sum
+  const float* from = nullptr;  // nullptr: `subtracted` itself
   // Assign past the caches, which would otherwise read the old contents. `assigned` and each of its
   // rows must begin at a cache line.
   bool uncached = false;

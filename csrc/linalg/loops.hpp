@@ -6,8 +6,12 @@
 //   GRADCOMP_COLUMNS  vectors of a tile of multiply(), whose partial sums should fit the registers,
 //   GRADCOMP_BLOCK    rows that the other two take at once,
 //   GRADCOMP_VECTORS  registers of columns of a tile of outer(),
-//   GRADCOMP_STREAM   what stores a vector past the caches, and
-//   GRADCOMP_FENCE    what makes all such stores seen.
+//   GRADCOMP_STREAM   what stores a vector past the caches,
+//   GRADCOMP_FENCE    what makes all such stores seen,
+// and may define
+//   GRADCOMP_LOAD_FIRST(x, n)  the first n < GRADCOMP_WIDTH elements of a vector, then zeros, and
+//   GRADCOMP_ADD_UP(sums, p, p_stride)  what adds up and stores the sums of a whole tile of
+//                     multiply().
 // Tiles say what is computed when, never in which order a sum is added up. Loops over the rows and
 // registers of a tile are unrolled where compilers would otherwise keep them in memory.
 
@@ -20,6 +24,17 @@ constexpr std::size_t kPieces = kPartials / kWidth;
 GRADCOMP_LEVEL inline void load(const float* x, Vector& v) { std::memcpy(&v, x, sizeof v); }
 GRADCOMP_LEVEL inline void store(const Vector& v, float* x) { std::memcpy(x, &v, sizeof v); }
 
+// The first elements of a vector, fewer than kWidth; the others are 0.
+GRADCOMP_LEVEL inline void load_first(const float* x, std::size_t n, Vector& v) {
+#ifdef GRADCOMP_LOAD_FIRST
+  v = Vector(GRADCOMP_LOAD_FIRST(x, n));
+#else
+  float first[kWidth] = {};
+  std::memcpy(first, x, sizeof(float) * n);
+  load(first, v);
+#endif
+}
+
 template <std::size_t kRows, std::size_t kColumns>
 GRADCOMP_LEVEL inline void add_products(const float* m, std::size_t ld, const float* q,
                                         std::size_t q_stride,
@@ -30,6 +45,28 @@ GRADCOMP_LEVEL inline void add_products(const float* m, std::size_t ld, const fl
     for (std::size_t c = 0; c < kColumns; ++c) {
       Vector y;
       load(q + c * q_stride + piece * kWidth, y);
+      for (std::size_t r = 0; r < kRows; ++r) sums[r][c][piece] += x[r] * y;
+    }
+  }
+}
+
+// The same for the last n < kPartials columns. Products of zeros change no sum but the sign of a
+// zero, and that on every level alike.
+template <std::size_t kRows, std::size_t kColumns>
+GRADCOMP_LEVEL inline void add_last_products(const float* m, std::size_t ld, const float* q,
+                                             std::size_t q_stride, std::size_t n,
+                                             Vector (&sums)[kRows][kColumns][kPieces]) {
+  for (std::size_t piece = 0; piece < kPieces; ++piece) {
+    const std::size_t at = piece * kWidth;
+    const std::size_t left = n > at ? n - at : 0;
+    const bool whole = left >= kWidth;
+    Vector x[kRows];
+    for (std::size_t r = 0; r < kRows; ++r) {
+      whole ? load(m + r * ld + at, x[r]) : load_first(m + r * ld + at, left, x[r]);
+    }
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      Vector y;
+      whole ? load(q + c * q_stride + at, y) : load_first(q + c * q_stride + at, left, y);
       for (std::size_t r = 0; r < kRows; ++r) sums[r][c][piece] += x[r] * y;
     }
   }
@@ -53,15 +90,13 @@ GRADCOMP_LEVEL inline void multiply_tile(const float* m, std::size_t ld, std::si
   Vector sums[kRows][kColumns][kPieces] = {};
   std::size_t j = 0;
   for (; j + kPartials <= cols; j += kPartials) add_products(m + j, ld, q + j, q_stride, sums);
-  if (j < cols) {
-    // Products of zeros change no sum but the sign of a zero, and that on every level alike.
-    float last_m[kRows][kPartials] = {};
-    float last_q[kColumns][kPartials] = {};
-    const std::size_t bytes = sizeof(float) * (cols - j);
-    for (std::size_t r = 0; r < kRows; ++r) std::memcpy(last_m[r], m + r * ld + j, bytes);
-    for (std::size_t c = 0; c < kColumns; ++c) std::memcpy(last_q[c], q + c * q_stride + j, bytes);
-    add_products(last_m[0], kPartials, last_q[0], kPartials, sums);
+  if (j < cols) add_last_products(m + j, ld, q + j, q_stride, cols - j, sums);
+#ifdef GRADCOMP_ADD_UP
+  if constexpr (kRows == GRADCOMP_ROWS && kColumns == GRADCOMP_COLUMNS) {
+    GRADCOMP_ADD_UP(sums, p, p_stride);
+    return;
   }
+#endif
   for (std::size_t c = 0; c < kColumns; ++c) {
     for (std::size_t r = 0; r < kRows; ++r) p[c * p_stride + r] = add_up(sums[r][c]);
   }
@@ -154,7 +189,7 @@ GRADCOMP_LEVEL inline void put(const Number& sum, const OuterOutput& out, std::s
     std::memcpy(out.added + at, &old, sizeof old);
   }
   if (out.subtracted != nullptr) {
-    std::memcpy(&old, out.subtracted + at, sizeof old);
+    std::memcpy(&old, (out.from == nullptr ? out.subtracted : out.from) + at, sizeof old);
     old -= sum;
     std::memcpy(out.subtracted + at, &old, sizeof old);
   }

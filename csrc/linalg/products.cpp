@@ -80,7 +80,7 @@ bool multiply_transposed(const Matrix& m, const MatrixFeedback& feedback, const 
 void outer(const float* p, const float* q, std::size_t rank, std::size_t rows, std::size_t cols,
            const OuterOutput& out) {
   const Kernels& k = kernels();
-  const auto shifted = [](float* x, std::size_t by) { return x == nullptr ? x : x + by; };
+  const auto shifted = [](auto* x, std::size_t by) { return x == nullptr ? x : x + by; };
   constexpr std::size_t kLine = 64;
   const bool in_lines = reinterpret_cast<std::uintptr_t>(out.assigned) % kLine == 0 &&
                         cols % (kLine / sizeof(float)) == 0;
@@ -88,7 +88,7 @@ void outer(const float* p, const float* q, std::size_t rank, std::size_t rows, s
   for_lines(rows, rows * cols, [&](std::size_t begin, std::size_t end) {
     const std::size_t at = begin * cols;
     const OuterOutput part{shifted(out.assigned, at), shifted(out.added, at),
-                           shifted(out.subtracted, at), uncached};
+                           shifted(out.subtracted, at), shifted(out.from, at), uncached};
     k.linalg->outer(p + begin, rows, q, cols, rank, end - begin, cols, part, cols);
   });
 }

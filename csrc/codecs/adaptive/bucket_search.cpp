@@ -171,7 +171,8 @@ Status BucketSearch::begin() {
     // be learned.
     const bool learns = !one.tensor->basis.empty() && one.learned.rank == 0;
     one.carried.due = static_cast<float>(learns ? 1 : 1 + index_of(one) % one.period());
-    return one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0);
+    // Frames of first steps are promised to stay as they are.
+    return one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0, Start::kRandom);
   }));
   step_ = find_step(std::sqrt(squares / elements_), least_step_, goal_.target(), kFirstTolerance,
                     kSamplePasses, &slope_, [&](float step) { return sample_value(step); })
@@ -232,10 +233,10 @@ Status BucketSearch::resume(Scratch& scratch) {
   GRADCOMP_TRY(try_candidates([&](Candidate& one) {
     const std::size_t most = options_.max_rank(one.shape());
     one.choice.rank = std::min(most, one.carried.pairs());
+    // store() tries twice the pairs.
     const bool tried = one.carried.due <= 1;
-    // Subspace iteration with more directions than are used finds those better.
-    const std::size_t directions = std::min(most, 2 * one.choice.rank);
-    return one.take_sample(tried ? most : directions);
+    const std::size_t directions = std::max<std::size_t>(1, 2 * one.choice.rank);
+    return one.take_sample(tried ? std::min(most, directions) : one.choice.rank, Start::kRowSums);
   }));
   slope_ = std::min(slope_, kCarriedSlope);
   const CarriedState& carried = candidates_.front().carried;
@@ -365,7 +366,7 @@ Status BucketSearch::store(bool resumed, const StepSearch& found) {
   return try_candidates([&](Candidate& one) -> Status {
     CarriedState& carried = one.carried;
     if (resumed && --carried.due < 1) {
-      const double cost = one.choose_rank(true, found.step);
+      const double cost = one.choose_rank(false, found.step);
       GRADCOMP_TRY(one.compare_turned(cost, found.step));
       carried.factor_step = 1;
       carried.due = static_cast<float>(one.period());

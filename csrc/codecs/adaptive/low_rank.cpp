@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "base/bytes.hpp"
@@ -20,13 +19,18 @@ constexpr std::size_t kCached = std::size_t{1} << 14;  // elements
 // A vector whose mean magnitude is above this many steps has low bits.
 constexpr double kLargeMean = 1.5;
 
+// floor(x + 0.5), without a call where the instruction set has no rounding.
+std::int64_t rounded(double x) {
+  const double shifted = x + 0.5;
+  const auto whole = static_cast<std::int64_t>(shifted);
+  return whole - (shifted < static_cast<double>(whole) ? 1 : 0);
+}
+
 // Rounds x to vector number `at` of a factor.
 void round_vector(const float* x, float step, std::size_t at, Factor* factor) {
   const std::size_t n = factor->size;
   const double inverse = 1 / static_cast<double>(step);
-  double sum = 0;
-  for (std::size_t i = 0; i < n; ++i) sum += std::fabs(static_cast<double>(x[i])) * inverse;
-  const double mean = sum / static_cast<double>(n);
+  const double mean = kernels().sum_magnitudes(x, n) * inverse / static_cast<double>(n);
   unsigned shift = 0;
   while (shift < kMaxFactorShift && std::ldexp(kLargeMean, static_cast<int>(shift)) < mean) {
     ++shift;
@@ -37,7 +41,7 @@ void round_vector(const float* x, float step, std::size_t at, Factor* factor) {
   const double limit = std::ldexp(kMaxLevel - 1, static_cast<int>(shift));
   for (std::size_t i = 0; i < n; ++i) {
     const double wanted = std::min(std::max(static_cast<double>(x[i]) * inverse, -limit), limit);
-    const auto number = static_cast<std::int64_t>(std::floor(wanted + 0.5)) + half;
+    const auto number = rounded(wanted) + half;
     const auto high = static_cast<std::int32_t>(number >> shift);
     const auto low = static_cast<std::uint32_t>(number - high * (std::int64_t{1} << shift));
     factor->high[at * n + i] = static_cast<float>(high);
@@ -138,10 +142,10 @@ void subtract_low_rank(const LowRank& low_rank, const float* x, std::size_t rows
   for_tasks((rows + each - 1) / each, [&](std::size_t i) {
     const std::size_t first = i * each;
     const std::size_t count = std::min(each, rows - first);
-    float* const to = e + first * cols;
-    std::memcpy(to, x + first * cols, sizeof(float) * count * cols);
+    OuterOutput out{nullptr, nullptr, e + first * cols};
+    out.from = x + first * cols;
     kernels().linalg->outer(low_rank.p.values.data() + first, rows, low_rank.v.values.data(), cols,
-                            low_rank.rank, count, cols, {nullptr, nullptr, to}, cols);
+                            low_rank.rank, count, cols, out, cols);
   });
 }
 

@@ -3,102 +3,96 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
+#include <numeric>
 
+#include "base/bytes.hpp"
 #include "base/rng.hpp"
 #include "codecs/adaptive/dot.hpp"
+#include "kernels/kernels.hpp"
+#include "linalg/eigen.hpp"
 #include "linalg/orthonormalize.hpp"
 #include "linalg/products.hpp"
 
 namespace gradcomp {
 namespace {
 
-constexpr int kIterations = 2;  // of subspace iteration
 constexpr std::size_t kMinRows = 128;
 
-// Jacobi skips a pair whose squared off-diagonal element is below this part of the product of both
-// diagonal elements: the vectors are kept as float32.
-constexpr double kNoRotation = 0x1p-48;
+constexpr int kIterations = 2;  // of subspace iteration from random vectors
 
-// Eigenvalues (left on the diagonal of `a`, in no order) and eigenvectors (rows of `vectors`) of a
-// symmetric n x n matrix, by Jacobi rotations. It needs only sums, products, quotients and square
-// roots, so the bits are the same everywhere.
-void eigen(std::vector<double>& a, std::size_t n, std::vector<double>* vectors) {
-  std::vector<double>& v = *vectors;
-  v.assign(n * n, 0);
-  for (std::size_t i = 0; i < n; ++i) v[i * n + i] = 1;
-  bool rotated = true;
-  for (int sweep = 0; sweep < 12 && rotated; ++sweep) {
-    rotated = false;
-    for (std::size_t p = 0; p + 1 < n; ++p) {
-      for (std::size_t q = p + 1; q < n; ++q) {
-        const double off = a[p * n + q];
-        if (!(off * off > kNoRotation * std::fabs(a[p * n + p] * a[q * n + q]))) continue;
-        rotated = true;
-        const double theta = (a[q * n + q] - a[p * n + p]) / (2 * off);
-        if (!std::isfinite(theta)) continue;
-        const double t = (theta < 0 ? -1 : 1) / (std::fabs(theta) + std::sqrt(theta * theta + 1));
-        const double c = 1 / std::sqrt(t * t + 1);
-        const double s = t * c;
-        for (std::size_t k = 0; k < n; ++k) {
-          const double kp = a[k * n + p];
-          const double kq = a[k * n + q];
-          a[k * n + p] = c * kp - s * kq;
-          a[k * n + q] = s * kp + c * kq;
-        }
-        for (std::size_t k = 0; k < n; ++k) {
-          const double pk = a[p * n + k];
-          const double qk = a[q * n + k];
-          a[p * n + k] = c * pk - s * qk;
-          a[q * n + k] = s * pk + c * qk;
-          const double vp = v[p * n + k];
-          const double vq = v[q * n + k];
-          v[p * n + k] = c * vp - s * vq;
-          v[q * n + k] = s * vp + c * vq;
-        }
-      }
-    }
+// Sums of rows find so many directions more than are wanted, and at least twice as many.
+constexpr std::size_t kMore = 6;
+constexpr std::size_t kMostSums = 24;
+
+// `count` numbers for each column, uniform in [-1, 1), which serve as well as normal ones.
+std::vector<float> random_vectors(std::size_t count, std::size_t cols) {
+  std::vector<float> result(count * cols);
+  Stream start(0);
+  for (float& x : result) {
+    x = static_cast<float>(static_cast<std::int32_t>(start.next() >> 32)) * 0x1p-31f;
   }
+  return result;
 }
 
-// Rotates the directions so that they are right singular vectors of the rows, by descending
-// singular value.
-void sort_directions(SampledRows* sampled) {
-  const std::size_t r = sampled->rank;
-  std::vector<float> products(r * sampled->rows);
-  multiply(read_only(sampled->x.data(), sampled->rows, sampled->cols), {}, sampled->v.data(), r,
-           products.data());
-  std::vector<double> gram(r * r);
-  for (std::size_t i = 0; i < r; ++i) {
-    for (std::size_t j = 0; j <= i; ++j) {
-      gram[i * r + j] = gram[j * r + i] = dot(products.data() + i * sampled->rows,
-                                              products.data() + j * sampled->rows, sampled->rows);
-    }
+// Sums of every count-th row, with random signs. Directions in which many rows are large are large
+// in the sums, too, for one addition an element (Clarkson and Woodruff: "Low rank approximation and
+// regression in input sparsity time", 2013). Scaled to magnitudes of at most about 1, so that
+// products stay within the range of float32.
+std::vector<float> sums_of_rows(const Matrix& rows, std::size_t count) {
+  std::vector<float> sums(count * rows.cols);
+  Stream signs(0);
+  for (std::size_t i = 0; i < rows.rows; ++i) {
+    const float sign = signs.next() >> 63 == 0 ? 1.0f : -1.0f;
+    const float* const row = rows.data + i * rows.cols;
+    float* const sum = sums.data() + i % count * rows.cols;
+    for (std::size_t j = 0; j < rows.cols; ++j) sum[j] += sign * row[j];
   }
+  const float largest = bits_float(kernels().max_magnitude(sums.data(), sums.size()));
+  const float scale = largest > 0 ? 1 / largest : 1;
+  for (float& x : sums) x *= scale;
+  return sums;
+}
+
+// Makes sampled->v the combinations of `count` vectors b by the eigenvectors of `gram`, those of
+// the largest eigenvalues, which are sampled->squares. `scaled`: divided by their roots.
+void combine(std::vector<double> gram, const std::vector<float>& b, bool scaled,
+             SampledRows* sampled) {
+  const std::size_t count = b.size() / sampled->cols;
   std::vector<double> vectors;
-  eigen(gram, r, &vectors);
-  std::vector<std::size_t> order(r);
-  for (std::size_t i = 0; i < r; ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return gram[a * r + a] > gram[b * r + b]; });
-  std::vector<float> rotated(sampled->v.size());
-  std::vector<double> sums(sampled->cols);
+  eigen(gram, count, &vectors);
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t i, std::size_t j) {
+    return gram[i * count + i] > gram[j * count + j];
+  });
+  // Those of direction k are every rank-th number from k on.
+  std::vector<float> factors(count * sampled->rank);
   sampled->squares.clear();
-  for (std::size_t i = 0; i < r; ++i) {
-    const double* const vector = vectors.data() + order[i] * r;
-    std::fill(sums.begin(), sums.end(), 0.0);
-    for (std::size_t k = 0; k < r; ++k) {
-      const float* const from = sampled->v.data() + k * sampled->cols;
-      for (std::size_t j = 0; j < sampled->cols; ++j) {
-        sums[j] += vector[k] * static_cast<double>(from[j]);
-      }
+  for (std::size_t k = 0; k < sampled->rank; ++k) {
+    const double square = std::max(gram[order[k] * (count + 1)], 0.0);
+    sampled->squares.push_back(square);
+    if (scaled && square == 0) continue;
+    const double scale = scaled ? 1 / std::sqrt(square) : 1;
+    for (std::size_t i = 0; i < count; ++i) {
+      factors[i * sampled->rank + k] = static_cast<float>(vectors[order[k] * count + i] * scale);
     }
-    for (std::size_t j = 0; j < sampled->cols; ++j) {
-      rotated[i * sampled->cols + j] = static_cast<float>(sums[j]);
-    }
-    sampled->squares.push_back(std::max(gram[order[i] * r + order[i]], 0.0));
   }
-  sampled->v = std::move(rotated);
+  sampled->v.resize(sampled->rank * sampled->cols);
+  outer(factors.data(), b.data(), count, sampled->rank, sampled->cols,
+        {sampled->v.data(), nullptr, nullptr});
+}
+
+// The products of `count` vectors of n elements with each other.
+std::vector<double> gram_of(const std::vector<float>& vectors, std::size_t count) {
+  const std::size_t n = vectors.size() / count;
+  std::vector<double> gram(count * count);
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t j = 0; j <= i; ++j) {
+      gram[i * count + j] = gram[j * count + i] =
+          dot(vectors.data() + i * n, vectors.data() + j * n, n);
+    }
+  }
+  return gram;
 }
 
 }  // namespace
@@ -113,7 +107,7 @@ void take_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t t
 }
 
 Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t rank,
-                   std::size_t sample, Scratch& scratch, SampledRows* sampled) {
+                   std::size_t sample, Start start, Scratch& scratch, SampledRows* sampled) {
   const std::size_t wanted = std::max(kMinRows, sample / cols);
   const std::size_t taken = rows < 2 * wanted ? rows : wanted;
   sampled->rows = taken;
@@ -127,23 +121,32 @@ Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size
   }
   sampled->rank = std::min({rank, taken, cols});
   if (sampled->rank == 0) return {};
-  const std::size_t r = sampled->rank;
-  sampled->v.resize(r * cols);
-  Stream start(0);
-  for (std::size_t i = 0; i < sampled->v.size(); ++i) {
-    // Uniform in [-1, 1), which serves as well as normal.
-    sampled->v[i] = static_cast<float>(static_cast<std::int32_t>(start.next() >> 32)) * 0x1p-31f;
-  }
-  std::vector<float> p(r * taken);
   const Matrix m = read_only(sampled->x.data(), taken, cols);
-  for (int i = 0; i < kIterations; ++i) {
-    multiply(m, {}, sampled->v.data(), r, p.data());
-    GRADCOMP_TRY(orthonormalize({p.data(), p.size()}, r, Orthonormalization::kCholesky, scratch));
-    multiply_transposed(m, {}, p.data(), r, sampled->v.data());
-    GRADCOMP_TRY(orthonormalize({sampled->v.data(), sampled->v.size()}, r,
-                                Orthonormalization::kCholesky, scratch));
+  const auto orthonormal = [&](std::vector<float>* vectors, std::size_t count) {
+    return orthonormalize({vectors->data(), vectors->size()}, count, Orthonormalization::kCholesky,
+                          scratch);
+  };
+  if (start == Start::kRandom) {
+    const std::size_t count = sampled->rank;
+    std::vector<float> v = random_vectors(count, cols);
+    std::vector<float> p(count * taken);
+    for (int i = 0; i < kIterations; ++i) {
+      multiply(m, {}, v.data(), count, p.data());
+      GRADCOMP_TRY(orthonormal(&p, count));
+      multiply_transposed(m, {}, p.data(), count, v.data());
+      GRADCOMP_TRY(orthonormal(&v, count));
+    }
+    multiply(m, {}, v.data(), count, p.data());
+    combine(gram_of(p, count), v, false, sampled);
+  } else {
+    const std::size_t count = std::min({std::max(2 * rank, rank + kMore), kMostSums, taken, cols});
+    std::vector<float> b = sums_of_rows(m, count);
+    std::vector<float> p(count * taken);
+    multiply(m, {}, b.data(), count, p.data());
+    GRADCOMP_TRY(orthonormal(&p, count));
+    multiply_transposed(m, {}, p.data(), count, b.data());
+    combine(gram_of(b, count), b, true, sampled);
   }
-  sort_directions(sampled);
   return {};
 }
 
