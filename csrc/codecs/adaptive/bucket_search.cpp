@@ -233,10 +233,8 @@ Status BucketSearch::resume(Scratch& scratch) {
   GRADCOMP_TRY(try_candidates([&](Candidate& one) {
     const std::size_t most = options_.max_rank(one.shape());
     one.choice.rank = std::min(most, one.carried.pairs());
-    // store() tries twice the pairs.
     const bool tried = one.carried.due <= 1;
-    const std::size_t directions = std::max<std::size_t>(1, 2 * one.choice.rank);
-    return one.take_sample(tried ? std::min(most, directions) : one.choice.rank, Start::kRowSums);
+    return one.take_sample(tried ? most_tried(one) : one.choice.rank, Start::kRowSums);
   }));
   slope_ = std::min(slope_, kCarriedSlope);
   const CarriedState& carried = candidates_.front().carried;
@@ -257,6 +255,11 @@ Status BucketSearch::resume(Scratch& scratch) {
     // both.
     step = static_cast<float>(std::sqrt(static_cast<double>(step * step_)));
   }
+}
+
+std::size_t BucketSearch::most_tried(const Candidate& one) const {
+  const std::size_t most = options_.max_rank(one.shape());
+  return one.choice.rank == 0 ? most : std::min(most, 2 * one.choice.rank);
 }
 
 Status BucketSearch::take_out(Scratch& scratch) {
@@ -366,7 +369,7 @@ Status BucketSearch::store(bool resumed, const StepSearch& found) {
   return try_candidates([&](Candidate& one) -> Status {
     CarriedState& carried = one.carried;
     if (resumed && --carried.due < 1) {
-      const double cost = one.choose_rank(false, found.step);
+      const double cost = one.choose_rank(one.choice.rank == 0, found.step);
       GRADCOMP_TRY(one.compare_turned(cost, found.step));
       carried.factor_step = 1;
       carried.due = static_cast<float>(one.period());

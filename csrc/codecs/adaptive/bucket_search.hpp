@@ -62,6 +62,9 @@ class BucketSearch {
   // Turns the matrices of candidates that are `turned`; raises `largest_` to their largest
   // magnitude.
   Status turn_all(Scratch& scratch);
+  // The most pairs that store() tries of a tensor: any where it has none, else at most twice as
+  // many as it has.
+  std::size_t most_tried(const Candidate& one) const;
   // Subtracts the low-rank parts from whole tensors.
   Status take_out(Scratch& scratch);
   // Finds the step for levels only. Clears *resumed if the carried state did not suit and begin()
