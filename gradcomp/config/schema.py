@@ -269,7 +269,16 @@ class Config(StrictModel):
             config: of the user.
             measures: whether the engine has `compress.policy: auto`; if not, the preset ``auto`` always
                 compresses.
+
+        Raises:
+            SpecError: the spec is wrong.
+            ConfigError: ``config`` is neither a spec nor a configuration.
         """
+        if not isinstance(config, (str, cls)):
+            raise ConfigError(
+                f"a {type(config).__name__} is no configuration; expected a spec such as 'fp16', 'auto' for "
+                "the preset, or a gradcomp.Config; give other arguments by their names"
+            )
         found = cls.from_spec(config) if isinstance(config, str) else config
         compress = found.compress
         if measures or compress.policy != "auto":

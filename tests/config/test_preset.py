@@ -53,6 +53,14 @@ def test_a_spec_without_a_policy_is_always_compressed() -> None:
     )
 
 
+@pytest.mark.parametrize("config", [None, {"version": 1}, object()])
+def test_other_types_are_no_configuration(config: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=f"a {type(config).__name__} is no configuration.*by their names"
+    ):
+        Config.of(config)
+
+
 def test_engines_that_cannot_measure_always_compress() -> None:
     for config in ("auto", PRESET):
         always = Config.of(config, measures=False)
