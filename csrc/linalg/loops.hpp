@@ -225,6 +225,28 @@ GRADCOMP_LEVEL inline void outer_tile(const float* p, std::size_t p_stride, cons
   }
 }
 
+// The last columns of kRows rows, fewer than kWidth.
+template <std::size_t kRows>
+GRADCOMP_LEVEL inline void outer_last(const float* p, std::size_t p_stride, const float* q,
+                                      std::size_t q_stride, std::size_t rank, std::size_t cols,
+                                      const OuterOutput& out, std::size_t at, std::size_t ld) {
+  Vector sums[kRows];
+  Vector y;
+  load_first(q, cols, y);
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < kRows; ++r) sums[r] = y * p[r];
+  for (std::size_t c = 1; c < rank; ++c) {
+    load_first(q + c * q_stride, cols, y);
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < kRows; ++r) sums[r] += y * p[c * p_stride + r];
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    float sum[kWidth];
+    store(sums[r], sum);
+    for (std::size_t j = 0; j < cols; ++j) put<false>(sum[j], out, at + r * ld + j);
+  }
+}
+
 constexpr std::size_t kTile = GRADCOMP_VECTORS * kWidth;
 
 template <std::size_t kRows, bool kUncached>
@@ -239,13 +261,7 @@ GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, cons
   for (; j + kWidth <= cols; j += kWidth) {
     outer_tile<kRows, 1, kUncached>(p, p_stride, q + j, q_stride, rank, out, at + j, ld);
   }
-  for (; j < cols; ++j) {
-    for (std::size_t r = 0; r < kRows; ++r) {
-      float sum = q[j] * p[r];
-      for (std::size_t c = 1; c < rank; ++c) sum += q[c * q_stride + j] * p[c * p_stride + r];
-      put<false>(sum, out, at + r * ld + j);
-    }
-  }
+  if (j < cols) outer_last<kRows>(p, p_stride, q + j, q_stride, rank, cols - j, out, at + j, ld);
 }
 
 // With a power of two of columns, the same columns of many vectors map to one cache set and evict
