@@ -45,8 +45,7 @@ constexpr float kLeastStep = 0x1p-100f;
 constexpr double kUnused = 0.9;
 // A step that leaves more than 1 / kFar of the error wanted gives way to a finer one.
 constexpr double kFar = 0.5;
-// Largest first guess of bytes by the step where the last training step's is near: one that is too
-// small only goes too far, and tells the slope.
+// First guess of bytes, or of the error, by the step where the last training step's is near.
 constexpr double kCarriedSlope = 1.5;
 // First guess of the error by the step; it falls more slowly than with the square, as the dead zone
 // holds most elements.
@@ -236,7 +235,7 @@ Status BucketSearch::resume(Scratch& scratch) {
     const bool tried = one.carried.due <= 1;
     return one.take_sample(tried ? most_tried(one) : one.choice.rank, Start::kRowSums);
   }));
-  slope_ = std::min(slope_, kCarriedSlope);
+  slope_ = kCarriedSlope;
   const CarriedState& carried = candidates_.front().carried;
   const double promise = goal_.target() / static_cast<double>(carried.gain);
   const auto carried_step = static_cast<double>(carried.step);
