@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gradcomp.errors import ConfigError
-from proof.cells import SPECS, TASKS, Cell, chosen
+from proof.cells import LOCAL_STEPS, SPECS, TASKS, Cell, chosen
 from proof.report import write
 from proof.store import Row, append, read, seconds_left
-from proof.training import train
+from proof.training import train, train_local
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,15 +68,18 @@ def make(cell: Cell) -> Row:
     """One run."""
     setup = TASKS[cell.task]
     begin = time.monotonic()
-    result = train(
-        setup.task(),
-        cell.optimizer,
-        lr=setup.rates[cell.optimizer],
-        spec=SPECS[cell.spec],
-        ranks=cell.ranks,
-        steps=cell.steps,
-        seed=cell.seed,
-    )
+    settings: dict[str, Any] = {
+        "lr": setup.rates[cell.optimizer],
+        "spec": SPECS[cell.spec],
+        "ranks": cell.ranks,
+        "steps": cell.steps,
+        "seed": cell.seed,
+    }
+    if cell.spec in LOCAL_STEPS:
+        every = LOCAL_STEPS[cell.spec]
+        result = train_local(setup.task(), cell.optimizer, every=every, **settings)
+    else:
+        result = train(setup.task(), cell.optimizer, **settings)
     seconds = round(time.monotonic() - begin, 1)
     return Row(cell, result.loss, result.accuracy, round(result.ratio, 3), seconds)
 

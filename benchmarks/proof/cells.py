@@ -17,7 +17,7 @@ from training.tasks.data import Dataset, load_fashion_mnist
 from training.tasks.models import CharTransformer, ResNet20, fashion_cnn
 from training.tasks.text import PIECE, load_kjv
 
-__all__ = ["AUTO", "SPECS", "TASKS", "Cell", "Setup", "chosen", "plan"]
+__all__ = ["AUTO", "LOCAL_STEPS", "SPECS", "TASKS", "Cell", "Setup", "chosen", "plan"]
 
 AUTO = "auto"
 
@@ -34,8 +34,12 @@ SPECS = {
     "PowerSGD 4": "powersgd(rank=4,start_step=10)",
     "sign": "residual|sign",
     "polar .5": "residual|polar(rate=0.5)",
+    "local 10": "int8",
 }
 """Specs by the names that tables and patterns have. PowerSGD is dense in the first 10 steps."""
+
+LOCAL_STEPS = {"local 10": 10}
+"""Steps between two averages of the parameters, by spec; the others average gradients in every step."""
 
 _SGD_ONLY = ("DGC .1%",)
 """They apply the momentum of SGD themselves."""
@@ -143,7 +147,7 @@ class _Block(NamedTuple):
 
 
 _FIRST = (UNCOMPRESSED, AUTO, "top-k 1%", "PowerSGD 4", "adaptive .5")
-_REST = ("sign", "DGC .1%", "polar .5", "fp16", "adaptive 1", "error .1", "top-k .1%")
+_REST = ("sign", "DGC .1%", "polar .5", "fp16", "adaptive 1", "error .1", "top-k .1%", "local 10")
 _PAIR = (UNCOMPRESSED, AUTO)
 
 _BLOCKS = (

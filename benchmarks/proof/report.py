@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradcomp.tools.plotting import label_points, new_figure
-from proof.cells import AUTO, SPECS, TASKS, plan
+from proof.cells import AUTO, LOCAL_STEPS, SPECS, TASKS, plan
 from proof.store import Row
 from proof.training import UNCOMPRESSED
 from which_compressor import FAMILIES, colour
@@ -166,7 +166,7 @@ def page(rows: Sequence[Row]) -> str:
         "\n".join(
             ["| name | spec |", "|---|---|"]
             + [
-                f"| {name} | `{_escaped(spec)}` |"
+                f"| {name} | `{_escaped(spec)}`{_exchanged(name)} |"
                 for name, spec in SPECS.items()
                 if name != UNCOMPRESSED
             ]
@@ -298,6 +298,11 @@ def _filled(text: str) -> str:
 
 def _signed(value: float) -> str:
     return "diverged" if value == float("inf") else f"{value:+.4f}"
+
+
+def _exchanged(name: str) -> str:
+    every = LOCAL_STEPS.get(name)
+    return f", the changes of the parameters, averaged every {every} steps" if every else ""
 
 
 def _escaped(spec: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gradcomp import Config, Loopback
+from gradcomp import Config, Loopback, OuterLoopback
 from gradcomp.exchange.waiting import CHECK_EVERY
 from training.tasks.data import Dataset
 
-__all__ = ["UNCOMPRESSED", "Result", "TrainingTask", "train"]
+__all__ = ["UNCOMPRESSED", "Result", "TrainingTask", "train", "train_local"]
 
 UNCOMPRESSED = "uncompressed"
 """What stands instead of a spec for runs without compression."""
@@ -90,9 +91,7 @@ def train(
     optimizer = _optimizer(optimizer_name, parameters, lr, spec)
     waiting: list[float] = []
     for step in range(steps):
-        warm = min(1.0, 8 * (step + 1) / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * warm * (1 + math.cos(math.pi * step / steps)) / 2
+        _set_rate(optimizer, lr, step, steps)
         of_ranks = []
         for _ in range(ranks):
             loss, grads = _gradients(model, task, rng)
@@ -109,10 +108,62 @@ def train(
         for parameter, average in zip(parameters, averages, strict=True):
             parameter.grad = torch.from_numpy(np.array(average))
         optimizer.step()
+    return _result(model, task, 1.0 if loop is None else loop.stats[0].ratio, waiting)
+
+
+def train_local(
+    task: TrainingTask,
+    optimizer_name: str,
+    *,
+    lr: float,
+    spec: str,
+    every: int,
+    ranks: int,
+    steps: int,
+    seed: int,
+) -> Result:
+    """Train as `train` does, with local steps: ranks average the changes of their parameters every ``every`` steps.
+
+    The outer step has its default settings (`gradcomp.OuterLoopback`). Ranks keep optimizers, and buffers
+    such as those of batch normalization, to themselves; the test is of rank 0's model.
+
+    Args:
+        spec: of the changes.
+        every: number of local steps, at least 1 and a divisor of ``steps``.
+        task, optimizer_name, lr, ranks, steps, seed: see `train`.
+    """
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    model = task.model()
+    models = [model, *(copy.deepcopy(model) for _ in range(ranks - 1))]
+    values = {name: x.detach().numpy() for name, x in model.named_parameters()}
+    outer = OuterLoopback(spec, values, ranks, every=every)
+    optimizers = []
+    for local, arrays in zip(models, outer.values, strict=True):
+        for name, parameter in local.named_parameters():
+            parameter.data = torch.from_numpy(arrays[name]).view(parameter.shape)
+        optimizers.append(_optimizer(optimizer_name, tuple(local.parameters()), lr, UNCOMPRESSED))
+    for step in range(steps):
+        for local, optimizer in zip(models, optimizers, strict=True):
+            _set_rate(optimizer, lr, step, steps)
+            loss, _ = _gradients(local, task, rng)
+            if not math.isfinite(loss):
+                return Result(None, None, outer.stats[0].ratio, [])
+            optimizer.step()
+        outer.step()
+    return _result(model, task, outer.stats[0].ratio, [])
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, lr: float, step: int, steps: int) -> None:
+    warm = min(1.0, 8 * (step + 1) / steps)
+    for group in optimizer.param_groups:
+        group["lr"] = lr * warm * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _result(model: nn.Module, task: TrainingTask, ratio: float, waiting: list[float]) -> Result:
     loss, accuracy = _test(model, task.data)
     if task.bits:
         loss /= math.log(2)
-    ratio = 1.0 if loop is None else loop.stats[0].ratio
     return Result(loss if math.isfinite(loss) else None, accuracy, ratio, waiting)
 
 

@@ -18,7 +18,7 @@ from gradcomp.errors import ConfigError
 from proof.cells import SPECS, TASKS, Cell, chosen, plan
 from proof.report import groups_of, page, write
 from proof.store import Row, append, read, seconds_left
-from proof.training import UNCOMPRESSED, TrainingTask, train
+from proof.training import UNCOMPRESSED, TrainingTask, train, train_local
 from training.tasks.data import load_digits_images
 from training.tasks.models import digits_cnn
 
@@ -53,6 +53,19 @@ def test_without_loss_of_bits_training_is_the_same(digits: TrainingTask) -> None
 def test_losses_of_text_are_in_bits(digits: TrainingTask) -> None:
     nats = run(digits, UNCOMPRESSED).loss
     assert run(digits._replace(bits=True), UNCOMPRESSED).loss == pytest.approx(nats / np.log(2))
+
+
+def test_local_steps_average_the_parameters(digits: TrainingTask) -> None:
+    settings: dict[str, Any] = {"lr": 0.05, "ranks": 2, "steps": 6, "seed": 3}
+    local = train_local(digits, "sgd", spec="fp16", every=3, **settings)
+    assert local.ratio == pytest.approx(6, rel=0.02)
+    assert train_local(digits, "sgd", spec="fp16", every=3, **settings) == local
+    # With one rank, and all of each change taken over, outer steps do nothing.
+    alone = {**settings, "ranks": 1}
+    same = train_local(digits, "sgd", spec="residual|identity", every=2, **alone)
+    assert same.loss == pytest.approx(
+        train(digits, "sgd", spec=UNCOMPRESSED, **alone).loss, rel=1e-5
+    )
 
 
 def test_dgc_replaces_the_momentum_of_sgd(
