@@ -171,7 +171,7 @@ Status BucketSearch::begin() {
     const bool learns = !one.tensor->basis.empty() && one.learned.rank == 0;
     one.carried.due = static_cast<float>(learns ? 1 : 1 + index_of(one) % one.period());
     // Frames of first steps are promised to stay as they are.
-    return one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0, Start::kRandom);
+    return one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0, Start::kRandom, true);
   }));
   step_ = find_step(std::sqrt(squares / elements_), least_step_, goal_.target(), kFirstTolerance,
                     kSamplePasses, &slope_, [&](float step) { return sample_value(step); })
@@ -233,7 +233,7 @@ Status BucketSearch::resume(Scratch& scratch) {
     const std::size_t most = options_.max_rank(one.shape());
     one.choice.rank = std::min(most, one.carried.pairs());
     const bool tried = one.carried.due <= 1;
-    return one.take_sample(tried ? most_tried(one) : one.choice.rank, Start::kRowSums);
+    return one.take_sample(tried ? most_tried(one) : one.choice.rank, Start::kRowSums, tried);
   }));
   slope_ = kCarriedSlope;
   const CarriedState& carried = candidates_.front().carried;

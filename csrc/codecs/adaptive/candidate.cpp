@@ -57,7 +57,7 @@ std::size_t Candidate::period() const {
   return turned ? kTurnedPeriod : kLearningPeriod;
 }
 
-Status Candidate::take_sample(std::size_t rank, Start start) {
+Status Candidate::take_sample(std::size_t rank, Start start, bool judged) {
   const float* const x = plan->quantized.x();
   if (shape().cols > kLongRow && (rank == 0 || options->rank == SearchOptions::kAuto)) {
     take_runs(x, shape().size(), &rows);
@@ -65,8 +65,8 @@ Status Candidate::take_sample(std::size_t rank, Start start) {
     // The first rows of a turned matrix are those of the learned directions and unlike all others,
     // so all rows are taken.
     const std::size_t wanted = plan->quantized.turned() ? shape().size() : kSample;
-    GRADCOMP_TRY(
-        sample_rows(x, shape().rows, shape().cols, rank, wanted, start, thread_scratch(), &rows));
+    GRADCOMP_TRY(sample_rows(x, shape().rows, shape().cols, {wanted, rank, start, judged},
+                             thread_scratch(), &rows));
   }
   const std::size_t taken = rows.x.size();
   scale = sample_scale = static_cast<double>(shape().size()) / static_cast<double>(taken);
@@ -139,7 +139,7 @@ Status Candidate::compare_turned(double cost, float step) {
     buffer.resize(shape().size());
     if (other.turn_to(buffer.data(), &other_plan) == 0) return {};
   }
-  GRADCOMP_TRY(other.take_sample(options->max_rank(shape()), Start::kRowSums));
+  GRADCOMP_TRY(other.take_sample(options->max_rank(shape()), Start::kRowSums, true));
   if (other.choose_rank(true, step) >= cost) return {};
   turned = other.turned;
   choice = other.choice;

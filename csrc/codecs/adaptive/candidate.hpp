@@ -54,8 +54,8 @@ struct Candidate {
   // better in each step.
   std::size_t period() const;
 
-  // Takes a sample and finds up to `rank` directions in it.
-  Status take_sample(std::size_t rank, Start start);
+  // Takes a sample and finds up to `rank` directions in it. `judged`: choose_rank() follows.
+  Status take_sample(std::size_t rank, Start start, bool judged);
   // Sets `choice` to the rank of least cost at this step, out of all (`all`) or of those next to
   // the last choice. Returns that cost: squared error plus kBitWorth for each bit, in squares of
   // the step.

@@ -106,9 +106,9 @@ void take_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t t
   }
 }
 
-Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t rank,
-                   std::size_t sample, Start start, Scratch& scratch, SampledRows* sampled) {
-  const std::size_t wanted = std::max(kMinRows, sample / cols);
+Status sample_rows(const float* x, std::size_t rows, std::size_t cols, const Sampling& sampling,
+                   Scratch& scratch, SampledRows* sampled) {
+  const std::size_t wanted = std::max(kMinRows, sampling.elements / cols);
   const std::size_t taken = rows < 2 * wanted ? rows : wanted;
   sampled->rows = taken;
   sampled->cols = cols;
@@ -116,17 +116,17 @@ Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size
   sampled->others.clear();
   if (taken < rows) {
     take_rows(x, rows, cols, taken, 0, &sampled->copied);
-    take_rows(x, rows, cols, taken, 1, &sampled->others);
+    if (sampling.judged) take_rows(x, rows, cols, taken, 1, &sampled->others);
     sampled->x = {sampled->copied.data(), sampled->copied.size()};
   }
-  sampled->rank = std::min({rank, taken, cols});
+  sampled->rank = std::min({sampling.rank, taken, cols});
   if (sampled->rank == 0) return {};
   const Matrix m = read_only(sampled->x.data(), taken, cols);
   const auto orthonormal = [&](std::vector<float>* vectors, std::size_t count) {
     return orthonormalize({vectors->data(), vectors->size()}, count, Orthonormalization::kCholesky,
                           scratch);
   };
-  if (start == Start::kRandom) {
+  if (sampling.start == Start::kRandom) {
     const std::size_t count = sampled->rank;
     std::vector<float> v = random_vectors(count, cols);
     std::vector<float> p(count * taken);
@@ -139,7 +139,8 @@ Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size
     multiply(m, {}, v.data(), count, p.data());
     combine(gram_of(p, count), v, false, sampled);
   } else {
-    const std::size_t count = std::min({std::max(2 * rank, rank + kMore), kMostSums, taken, cols});
+    const std::size_t count =
+        std::min({std::max(2 * sampling.rank, sampling.rank + kMore), kMostSums, taken, cols});
     std::vector<float> b = sums_of_rows(m, count);
     std::vector<float> p(count * taken);
     multiply(m, {}, b.data(), count, p.data());

@@ -16,8 +16,8 @@ struct SampledRows {
   std::size_t cols = 0;
   // rows x cols, evenly spaced rows; in `copied`, or the whole matrix where it is.
   Span<const float> x;
-  // The same number of other rows, or empty if x has all. Directions must be judged by rows from
-  // which they were not computed.
+  // The same number of other rows, by which directions are judged, as they fit the rows from which
+  // they were computed too well. Empty if x has all rows, or nothing is judged.
   std::vector<float> others;
   const float* test() const { return others.empty() ? x.data() : others.data(); }
   std::vector<float> copied;
@@ -37,8 +37,16 @@ enum class Start {
   kRowSums,  // one from sums of rows: as good with two fifths of the products
 };
 
-// Samples rows with about `sample` elements, and finds at most `rank` directions in them.
-Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t rank,
-                   std::size_t sample, Start start, Scratch& scratch, SampledRows* sampled);
+// What sample_rows() finds.
+struct Sampling {
+  std::size_t elements = 0;  // of the sample, about
+  std::size_t rank = 0;      // directions, at most
+  Start start = Start::kRandom;
+  bool judged = true;  // whether the number of directions that are used is chosen by the sample
+};
+
+// Samples rows, and finds directions in them.
+Status sample_rows(const float* x, std::size_t rows, std::size_t cols, const Sampling& sampling,
+                   Scratch& scratch, SampledRows* sampled);
 
 }  // namespace gradcomp
