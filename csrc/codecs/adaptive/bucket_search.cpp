@@ -112,6 +112,7 @@ Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
     one.turned = resumed ? one.carried.turned() : one.learned.rank != 0;
   }
   GRADCOMP_TRY(turn_all(scratch));
+  GRADCOMP_TRY(give_room(scratch));
   least_step_ =
       std::max(static_cast<double>(largest_) / (kMaxLevel - 2), static_cast<double>(kLeastStep));
   GRADCOMP_TRY(resumed ? resume(scratch) : begin());
@@ -155,6 +156,19 @@ Status BucketSearch::turn_all(Scratch& scratch) {
     one.turned = largest > 0;
     largest_ = std::max(largest_, largest);
     out += one.shape().size();
+  }
+  return {};
+}
+
+Status BucketSearch::give_room(Scratch& scratch) {
+  std::size_t all = 1;
+  for (const Candidate& one : candidates_) all += one.room();
+  const Span<float> buffer = scratch.get<float>(kSampleSlot, all);
+  if (buffer.empty()) return out_of_memory();
+  float* room = buffer.data();
+  for (Candidate& one : candidates_) {
+    one.sample_room = room;
+    room += one.room();
   }
   return {};
 }

@@ -98,26 +98,33 @@ std::vector<double> gram_of(const std::vector<float>& vectors, std::size_t count
 }  // namespace
 
 void take_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t taken,
-               std::size_t at, std::vector<float>* result) {
-  result->resize(taken * cols);
+               std::size_t at, float* to) {
   for (std::size_t i = 0; i < taken; ++i) {
     const std::size_t row = (2 * i + at) * rows / (2 * taken);
-    std::memcpy(result->data() + i * cols, x + row * cols, sizeof(float) * cols);
+    std::memcpy(to + i * cols, x + row * cols, sizeof(float) * cols);
   }
+}
+
+std::size_t sampled_rows(std::size_t rows, std::size_t cols, std::size_t elements) {
+  const std::size_t wanted = std::max(kMinRows, elements / cols);
+  return rows < 2 * wanted ? rows : wanted;
 }
 
 Status sample_rows(const float* x, std::size_t rows, std::size_t cols, const Sampling& sampling,
                    Scratch& scratch, SampledRows* sampled) {
-  const std::size_t wanted = std::max(kMinRows, sampling.elements / cols);
-  const std::size_t taken = rows < 2 * wanted ? rows : wanted;
+  const std::size_t taken = sampled_rows(rows, cols, sampling.elements);
   sampled->rows = taken;
   sampled->cols = cols;
   sampled->x = {x, rows * cols};
-  sampled->others.clear();
+  sampled->others = {};
   if (taken < rows) {
-    take_rows(x, rows, cols, taken, 0, &sampled->copied);
-    if (sampling.judged) take_rows(x, rows, cols, taken, 1, &sampled->others);
-    sampled->x = {sampled->copied.data(), sampled->copied.size()};
+    float* const others = sampling.room + taken * cols;
+    take_rows(x, rows, cols, taken, 0, sampling.room);
+    sampled->x = {sampling.room, taken * cols};
+    if (sampling.judged) {
+      take_rows(x, rows, cols, taken, 1, others);
+      sampled->others = {others, taken * cols};
+    }
   }
   sampled->rank = std::min({sampling.rank, taken, cols});
   if (sampled->rank == 0) return {};
