@@ -112,6 +112,7 @@ Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
     one.turned = resumed ? one.carried.turned() : one.learned.rank != 0;
   }
   GRADCOMP_TRY(turn_all(scratch));
+  GRADCOMP_TRY(give_room(scratch));
   least_step_ =
       std::max(static_cast<double>(largest_) / (kMaxLevel - 2), static_cast<double>(kLeastStep));
   GRADCOMP_TRY(resumed ? resume(scratch) : begin());
@@ -159,6 +160,19 @@ Status BucketSearch::turn_all(Scratch& scratch) {
   return {};
 }
 
+Status BucketSearch::give_room(Scratch& scratch) {
+  std::size_t all = 1;
+  for (const Candidate& one : candidates_) all += one.room();
+  const Span<float> buffer = scratch.get<float>(kSampleSlot, all);
+  if (buffer.empty()) return out_of_memory();
+  float* room = buffer.data();
+  for (Candidate& one : candidates_) {
+    one.sample_room = room;
+    room += one.room();
+  }
+  return {};
+}
+
 Status BucketSearch::begin() {
   const double squares = sum_of([](const Candidate& one) {
     return kernels().sum_squares(one.plan->quantized.x(), one.shape().size());
@@ -171,7 +185,7 @@ Status BucketSearch::begin() {
     const bool learns = !one.tensor->basis.empty() && one.learned.rank == 0;
     one.carried.due = static_cast<float>(learns ? 1 : 1 + index_of(one) % one.period());
     // Frames of first steps are promised to stay as they are.
-    return one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0, Start::kRandom);
+    return one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0, Start::kRandom, true);
   }));
   step_ = find_step(std::sqrt(squares / elements_), least_step_, goal_.target(), kFirstTolerance,
                     kSamplePasses, &slope_, [&](float step) { return sample_value(step); })
@@ -233,7 +247,7 @@ Status BucketSearch::resume(Scratch& scratch) {
     const std::size_t most = options_.max_rank(one.shape());
     one.choice.rank = std::min(most, one.carried.pairs());
     const bool tried = one.carried.due <= 1;
-    return one.take_sample(tried ? most_tried(one) : one.choice.rank, Start::kRowSums);
+    return one.take_sample(tried ? most_tried(one) : one.choice.rank, Start::kRowSums, tried);
   }));
   slope_ = kCarriedSlope;
   const CarriedState& carried = candidates_.front().carried;

@@ -62,6 +62,8 @@ class BucketSearch {
   // Turns the matrices of candidates that are `turned`; raises `largest_` to their largest
   // magnitude.
   Status turn_all(Scratch& scratch);
+  // Gives candidates room for copies of their rows. Kept memory, as fresh pages take time.
+  Status give_room(Scratch& scratch);
   // The most pairs that store() tries of a tensor: any where it has none, else at most twice as
   // many as it has.
   std::size_t most_tried(const Candidate& one) const;

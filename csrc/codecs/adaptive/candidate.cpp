@@ -31,17 +31,16 @@ constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
 constexpr std::size_t kLearningPeriod = 4;
 constexpr std::size_t kTurnedPeriod = 8;
 
-// Evenly spaced runs of n elements, as a single row.
-void take_runs(const float* x, std::size_t n, SampledRows* sampled) {
-  const std::size_t each = kSample / kRuns;
+// Evenly spaced runs of n elements, as a single row, in `room`.
+void take_runs(const float* x, std::size_t n, float* room, SampledRows* sampled) {
+  constexpr std::size_t kEach = kSample / kRuns;
   sampled->rows = 1;
-  sampled->cols = each * kRuns;
-  sampled->others.clear();
-  sampled->copied.resize(sampled->cols);
-  sampled->x = {sampled->copied.data(), sampled->copied.size()};
+  sampled->cols = kSample;
+  sampled->others = {};
+  sampled->x = {room, kSample};
   for (std::size_t run = 0; run < kRuns; ++run) {
-    const float* const from = x + run * (n - each) / (kRuns - 1);
-    std::copy(from, from + each, sampled->copied.begin() + static_cast<std::ptrdiff_t>(run * each));
+    const float* const from = x + run * (n - kEach) / (kRuns - 1);
+    std::copy(from, from + kEach, room + run * kEach);
   }
 }
 
@@ -57,16 +56,32 @@ std::size_t Candidate::period() const {
   return turned ? kTurnedPeriod : kLearningPeriod;
 }
 
-Status Candidate::take_sample(std::size_t rank, Start start) {
+std::size_t Candidate::wanted() const {
+  // The first rows of a turned matrix are those of the learned directions and unlike all others, so
+  // all rows are taken.
+  return plan->quantized.turned() ? shape().size() : kSample;
+}
+
+std::size_t Candidate::room() const {
+  const std::size_t taken = sampled_rows(shape().rows, shape().cols, wanted());
+  const std::size_t copied = taken < shape().rows ? 2 * taken : 0;
+  const std::size_t runs = shape().cols > kLongRow ? kSample : 0;
+  return runs + (copied + rest_rows(taken)) * shape().cols;
+}
+
+std::size_t Candidate::rest_rows(std::size_t taken) const {
+  // All rows of a turned matrix are needed, see wanted().
+  if (plan->quantized.turned() || taken <= kFewestRows) return 0;
+  return std::min(taken, std::max(kFewestRows, shape().rows / kRowsApart));
+}
+
+Status Candidate::take_sample(std::size_t rank, Start start, bool judged) {
   const float* const x = plan->quantized.x();
   if (shape().cols > kLongRow && (rank == 0 || options->rank == SearchOptions::kAuto)) {
-    take_runs(x, shape().size(), &rows);
+    take_runs(x, shape().size(), sample_room, &rows);
   } else {
-    // The first rows of a turned matrix are those of the learned directions and unlike all others,
-    // so all rows are taken.
-    const std::size_t wanted = plan->quantized.turned() ? shape().size() : kSample;
-    GRADCOMP_TRY(
-        sample_rows(x, shape().rows, shape().cols, rank, wanted, start, thread_scratch(), &rows));
+    const Sampling sampling{wanted(), rank, start, judged, sample_room};
+    GRADCOMP_TRY(sample_rows(x, shape().rows, shape().cols, sampling, thread_scratch(), &rows));
   }
   const std::size_t taken = rows.x.size();
   scale = sample_scale = static_cast<double>(shape().size()) / static_cast<double>(taken);
@@ -139,7 +154,9 @@ Status Candidate::compare_turned(double cost, float step) {
     buffer.resize(shape().size());
     if (other.turn_to(buffer.data(), &other_plan) == 0) return {};
   }
-  GRADCOMP_TRY(other.take_sample(options->max_rank(shape()), Start::kRowSums));
+  std::vector<float> samples(other.room());
+  other.sample_room = samples.data();
+  GRADCOMP_TRY(other.take_sample(options->max_rank(shape()), Start::kRowSums, true));
   if (other.choose_rank(true, step) >= cost) return {};
   turned = other.turned;
   choice = other.choice;
@@ -169,11 +186,12 @@ void Candidate::sample_rest() {
   const float* from = plan->quantized.rest();
   if (rows.cols != shape().cols) {
     from = rows.test();  // runs of a long row, which has no low-rank part
-  } else if (!plan->quantized.turned() && rows.rows > kFewestRows) {
-    // All rows of a turned matrix are needed, see take_sample().
-    taken.rows = std::min(rows.rows, std::max(kFewestRows, shape().rows / kRowsApart));
-    take_rows(from, shape().rows, shape().cols, taken.rows, 1, &rest);
-    from = rest.data();
+  } else if (const std::size_t few = rest_rows(rows.rows); few != 0) {
+    taken.rows = few;
+    // Past the copies of take_sample().
+    float* const to = sample_room + (rows.rows < shape().rows ? 2 * rows.rows * rows.cols : 0);
+    take_rows(from, shape().rows, shape().cols, few, 1, to);
+    from = to;
   }
   sample = Quantized(from, taken);
   sample_scale = static_cast<double>(shape().size()) / static_cast<double>(taken.size());

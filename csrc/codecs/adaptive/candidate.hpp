@@ -38,12 +38,14 @@ struct Candidate {
   bool turned = false;  // whether the tensor is sent in the learned basis
   RankChoice choice = {};
 
+  float* sample_room = nullptr;  // room() floats, for copies
   // Filled by take_sample():
   SampledRows rows = {};
   double scale = 1;  // elements of the tensor for each of the sample
-  // The sample without the low-rank part of `choice`, as choose_rank() or sample_rest() leave it.
-  std::vector<float> rest = {};
+  // The sample without the low-rank part of `choice`, as choose_rank() or sample_rest() leave it;
+  // `rest` has the elements of choose_rank().
   Quantized sample{nullptr, {}};
+  std::vector<float> rest = {};
   double sample_scale = 1;  // elements of the tensor for each of `sample`
   std::vector<std::uint8_t> symbols = {};
   double factor_bytes = 0;   // of the whole tensor
@@ -54,8 +56,10 @@ struct Candidate {
   // better in each step.
   std::size_t period() const;
 
-  // Takes a sample and finds up to `rank` directions in it.
-  Status take_sample(std::size_t rank, Start start);
+  // Most floats that take_sample() and sample_rest() copy.
+  std::size_t room() const;
+  // Takes a sample and finds up to `rank` directions in it. `judged`: choose_rank() follows.
+  Status take_sample(std::size_t rank, Start start, bool judged);
   // Sets `choice` to the rank of least cost at this step, out of all (`all`) or of those next to
   // the last choice. Returns that cost: squared error plus kBitWorth for each bit, in squares of
   // the step.
@@ -84,6 +88,10 @@ struct Candidate {
 
  private:
   std::vector<std::size_t> ranks(bool all) const;
+  // Elements of the sample, about.
+  std::size_t wanted() const;
+  // Rows that sample_rest() copies of a sample of so many rows; 0: none, as it takes all.
+  std::size_t rest_rows(std::size_t taken) const;
   double sample_bits(const Quantized& of, float step);
 };
 

@@ -98,35 +98,42 @@ std::vector<double> gram_of(const std::vector<float>& vectors, std::size_t count
 }  // namespace
 
 void take_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t taken,
-               std::size_t at, std::vector<float>* result) {
-  result->resize(taken * cols);
+               std::size_t at, float* to) {
   for (std::size_t i = 0; i < taken; ++i) {
     const std::size_t row = (2 * i + at) * rows / (2 * taken);
-    std::memcpy(result->data() + i * cols, x + row * cols, sizeof(float) * cols);
+    std::memcpy(to + i * cols, x + row * cols, sizeof(float) * cols);
   }
 }
 
-Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t rank,
-                   std::size_t sample, Start start, Scratch& scratch, SampledRows* sampled) {
-  const std::size_t wanted = std::max(kMinRows, sample / cols);
-  const std::size_t taken = rows < 2 * wanted ? rows : wanted;
+std::size_t sampled_rows(std::size_t rows, std::size_t cols, std::size_t elements) {
+  const std::size_t wanted = std::max(kMinRows, elements / cols);
+  return rows < 2 * wanted ? rows : wanted;
+}
+
+Status sample_rows(const float* x, std::size_t rows, std::size_t cols, const Sampling& sampling,
+                   Scratch& scratch, SampledRows* sampled) {
+  const std::size_t taken = sampled_rows(rows, cols, sampling.elements);
   sampled->rows = taken;
   sampled->cols = cols;
   sampled->x = {x, rows * cols};
-  sampled->others.clear();
+  sampled->others = {};
   if (taken < rows) {
-    take_rows(x, rows, cols, taken, 0, &sampled->copied);
-    take_rows(x, rows, cols, taken, 1, &sampled->others);
-    sampled->x = {sampled->copied.data(), sampled->copied.size()};
+    float* const others = sampling.room + taken * cols;
+    take_rows(x, rows, cols, taken, 0, sampling.room);
+    sampled->x = {sampling.room, taken * cols};
+    if (sampling.judged) {
+      take_rows(x, rows, cols, taken, 1, others);
+      sampled->others = {others, taken * cols};
+    }
   }
-  sampled->rank = std::min({rank, taken, cols});
+  sampled->rank = std::min({sampling.rank, taken, cols});
   if (sampled->rank == 0) return {};
   const Matrix m = read_only(sampled->x.data(), taken, cols);
   const auto orthonormal = [&](std::vector<float>* vectors, std::size_t count) {
     return orthonormalize({vectors->data(), vectors->size()}, count, Orthonormalization::kCholesky,
                           scratch);
   };
-  if (start == Start::kRandom) {
+  if (sampling.start == Start::kRandom) {
     const std::size_t count = sampled->rank;
     std::vector<float> v = random_vectors(count, cols);
     std::vector<float> p(count * taken);
@@ -139,7 +146,8 @@ Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size
     multiply(m, {}, v.data(), count, p.data());
     combine(gram_of(p, count), v, false, sampled);
   } else {
-    const std::size_t count = std::min({std::max(2 * rank, rank + kMore), kMostSums, taken, cols});
+    const std::size_t count =
+        std::min({std::max(2 * sampling.rank, sampling.rank + kMore), kMostSums, taken, cols});
     std::vector<float> b = sums_of_rows(m, count);
     std::vector<float> p(count * taken);
     multiply(m, {}, b.data(), count, p.data());

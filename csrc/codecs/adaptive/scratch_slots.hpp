@@ -5,12 +5,13 @@
 
 namespace gradcomp {
 
-// Encoder: symbols of all tensors, their rest without the low-rank part, turned matrices, and the
-// part of the rest that is sent.
+// Encoder: symbols of all tensors, their rest without the low-rank part, turned matrices, the part
+// of the rest that is sent, and samples of tensors.
 inline constexpr std::size_t kSymbolSlot = 2;
 inline constexpr std::size_t kRestSlot = 3;
 inline constexpr std::size_t kTurnedSlot = 4;
 inline constexpr std::size_t kPartSlot = 5;
+inline constexpr std::size_t kSampleSlot = 7;
 
 // Decoder: levels of all elements, and the elements of a turned matrix.
 inline constexpr std::size_t kLevelSlot = 2;
