@@ -98,6 +98,13 @@ def many_nans() -> Case:
     return Case("many NaN", grad, np.zeros_like(grad), np.zeros_like(grad))
 
 
+def many_ties() -> Case:
+    """Ties for the last places in several spans, next to elements that differ from them in the last bit."""
+    grad = np.full(700, 0.5, np.float32)
+    grad[::9], grad[::37], grad[::101] = 1, np.nextafter(np.float32(1), np.float32(2)), 2
+    return Case("many ties", grad, np.zeros_like(grad), np.zeros_like(grad))
+
+
 def overflow_beside_rest() -> Case:
     """As the first tensor after `rotate`: the scale of a block is NaN, that of the rest is not."""
     block = np.array([2.0**110, 2.0**110, 0, 0], np.float32)
@@ -564,7 +571,7 @@ def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     peer_sums.RANGE, peer_sums.BLOCK, peer_sums.SEARCHES = 128, 32, 4
     mode, _, spec = name.partition(":")
     tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))]
-    tensors += [two_nans(), many_nans(), tie()]
+    tensors += [two_nans(), many_nans(), many_ties(), tie()]
     others = [*tensors[1:], tensors[0]]  # an average with two NaN does not show which was there
     if mode == "added":
         tally.add(len(tensors), _added(spec, 1 / 3, [tensors, others], tally.device))

@@ -60,8 +60,23 @@ MUTANTS = {
     ),
     "ties of spans are not added up": (
         "feedback:topk(ratio=0.05)|raw32",
-        "_scan(equal + first_span, spans, SCANNED)",
-        "pass",
+        "equal + first_span + i, reach - more",
+        "equal + first_span + i, reach * 0",
+    ),
+    "elements above the last digit count as equal to it": (
+        "feedback:topk(ratio=0.05)|raw32",
+        "at + 1, mask=exceeds",
+        "at, mask=exceeds",
+    ),
+    "NaN of values with scales stays in memory": (
+        "correction:topk(ratio=0.05,values=int8)|raw32",
+        "            zero_tile(row, tile, MODE, ALIGNED, TILE)\n",
+        "            pass\n",
+    ),
+    "the smallest kept element is the largest": (
+        "feedback:topk(ratio=0.05,values=int8)|raw32",
+        "tl.max(tl.where(ok, magnitude(x), 0), axis=0)\n        tl.atomic_max",
+        "tl.min(tl.where(ok, magnitude(x), INF), axis=0)\n        tl.atomic_max",
     ),
     "a span begins where the one before does": (
         "feedback:topk(ratio=0.05)|raw32",
@@ -75,7 +90,7 @@ MUTANTS = {
     ),
     "NaN stays in memory": (
         "feedback:topk(k=1)|raw32",
-        "tl.atomic_or(state + NOT_FINITE, 1)",
+        'tl.atomic_or(state + NOT_FINITE, 1, sem="relaxed")',
         "pass",
     ),
     "a sample begins at the first element": (

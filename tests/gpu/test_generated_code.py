@@ -32,7 +32,7 @@ SPECS = {
     ),
     "shared": ("shared",),
 }
-KERNELS = {"dense": 12, "sparse": 15, "shared": 20}
+KERNELS = {"dense": 12, "sparse": 14, "shared": 20}
 
 
 @pytest.mark.parametrize("kind", SPECS)

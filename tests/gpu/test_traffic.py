@@ -14,14 +14,17 @@ TABLE = 0.1
 ONCE = {"guess_kernel"}
 """Kernels whose bytes do not grow with the tensor."""
 
-HISTOGRAMS = (256 + 256 + 256 + 128) * 8
+HISTOGRAMS = (2048 + 2048 + 512) * 8
 """Bytes for each tensor."""
+
+REACHED = (512 + 1) * 4 / (16 * 2048)
+"""Numbers for the last digits of a span."""
 
 
 def topk(candidates: float) -> float:
     """With a good guess: one pass, and a few numbers for each of the kept elements and candidates. Once in a
     tensor, the last program of each digit reads and clears its histogram."""
-    return 12.0 + candidates * (8 + 28) + 0.01 * 20 + HISTOGRAMS / NUMEL
+    return 12.0 + candidates * (8 + 20) + 0.01 * 20 + HISTOGRAMS / NUMEL + REACHED
 
 
 EXPECTED = {
@@ -32,20 +35,31 @@ EXPECTED = {
     "int4": 12.5,
     "rotate|uniform(bits=4)": 40.5,
     "topk(ratio=0.01)": topk(0.013),
-    # One of 16 tiles has nearly all candidates, more than slots, and is read by 6 kernels.
-    "rows:topk(ratio=0.01)": topk(0) + 6 * 4 / 16,
+    # One of 16 tiles has nearly all candidates, more than slots, and is read by 4 kernels.
+    "rows:topk(ratio=0.01)": topk(0) + 4 * 4 / 16,
     # The average is written once, whatever the number of ranks.
     "sums:int8": 4 + 8 * (1 + 4 / 512),
     "sums:sign": 4 + 8 / 8,
     "sums:fp16": 4 + 8 * 2,
-    # A sample of 1.03 % is copied, and read by each of four digits; candidates are counted once.
+    # A sample of 1.03 % is copied, and read by each of three digits; candidates are counted once.
     "sampled_topk(ratio=0.01)": topk(0.018)
-    + 0.0103 * (8 + 4 * 4)
+    + 0.0103 * (8 + 3 * 4)
     + HISTOGRAMS / NUMEL
     + 0.018 * 4
     + 256 * 8 / NUMEL,
     # Two products of 4 vectors in tiles of 16 times 64, whose factors are in caches; and a factor that is kept.
     "powersgd": 12.0 + 2 * 4 * 4 * (16 + 64) / (16 * 64) + 16 * 4 / 128,
+}
+
+LAUNCHES = {
+    "fp16": 1,
+    "int8": 1,
+    "sums:int8": 1,
+    # A guess, the pass, and four on the kept elements: two digits, the last one with counts, and what is kept.
+    "topk(ratio=0.01)": 2 + 4,
+    "rows:topk(ratio=0.01)": 2 + 4,
+    # The sample with its three digits, and thresholds from slots and from all elements.
+    "sampled_topk(ratio=0.01)": 2 + 4 + 4 + 2,
 }
 
 
@@ -54,5 +68,9 @@ def test_counted_bytes_are_the_documented_ones() -> None:
     assert done.returncode == 0, done.stderr
     for line, (spec, expected) in zip(done.stdout.splitlines(), EXPECTED.items(), strict=True):
         kernels = json.loads(line)
-        counted = sum(read for kernel, read in kernels.items() if kernel not in ONCE)
+        counted = sum(
+            of_kernel["bytes"] for kernel, of_kernel in kernels.items() if kernel not in ONCE
+        )
         assert expected - TABLE <= counted <= expected + 2 * TABLE, (spec, kernels)
+        if spec in LAUNCHES:
+            assert sum(of_kernel["launches"] for of_kernel in kernels.values()) == LAUNCHES[spec]

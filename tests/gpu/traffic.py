@@ -1,8 +1,8 @@
 """Counts the bytes that kernels read and write, in the interpreter: python traffic.py NUMEL SPEC...
 
-Prints for each spec, with error feedback around it, one line of JSON: bytes per element by kernel. Of `powersgd`
-those of what follows from the average of a product; of sums:SPEC those of the sum of 8 ranks' payloads, each byte
-counted once in a launch for reading and once for writing, as caches hold the rest.
+Prints for each spec, with error feedback around it, one line of JSON: launches, and bytes per element, by kernel. Of
+`powersgd` those of what follows from the average of a product; of sums:SPEC those of the sum of 8 ranks' payloads, each
+byte counted once in a launch for reading and once for writing, as caches hold the rest.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gradcomp_torch.gpu.peer_sums import PeerTensor, Place, peer_form_of, sums_o
 
 RANKS = 8
 _read: Counter[str] = Counter()
+_launches: Counter[str] = Counter()
 _bytes: dict[str, list[Any]] = {"load": [], "store": []}
 _kernel = [""]
 _load = interpreter.InterpreterBuilder.create_masked_load
@@ -57,6 +58,7 @@ def _counting_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any)
 
 def _counting_run(self: Any, *args: Any, **kwargs: Any) -> Any:
     _kernel[0] = self.fn.__name__
+    _launches[_kernel[0]] += 1
     return _run(self, *args, **kwargs)
 
 
@@ -102,6 +104,7 @@ def main(numel: int, specs: list[str]) -> None:
     normal = np.random.default_rng(0).standard_normal(numel).astype(np.float32)
     for text in specs:
         _read.clear()
+        _launches.clear()
         _bytes["load"].clear()
         _bytes["store"].clear()
         kind, _, spec = text.rpartition(":")
@@ -117,7 +120,11 @@ def main(numel: int, specs: list[str]) -> None:
         else:
             encoder = codecs.encoder(spec, [numel], torch.device("cpu"))
             Launches(encoder).run([LaunchItem(gradient, torch.zeros(numel))])
-        print(json.dumps({kernel: read / numel for kernel, read in _read.items()}), flush=True)
+        found = {
+            kernel: {"launches": count, "bytes": _read[kernel] / numel}
+            for kernel, count in _launches.items()
+        }
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

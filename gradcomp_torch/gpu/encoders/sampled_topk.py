@@ -22,11 +22,13 @@ __all__ = ["SampledTopK"]
 class SampledTopK(TopK):
     """`sampled_topk` with ``resample``: kernels/sample.py before the choice.
 
-    The host launches 7 kernels more than for `topk`. Besides its bytes, a sample of 1 % has 0.5 per element. All
+    The host launches 6 kernels more than for `topk`. Besides its bytes, a sample of 1 % has 0.5 per element. All
     elements are read once more where the guess does not tell of a threshold, and 3 times where that is used.
     """
 
     SAMPLED = True
+    THRESHOLDS = 256
+    """Numbers of elements between thresholds."""
     AFTER = 4
     seeded = True
 
@@ -97,14 +99,14 @@ class SampledTopK(TopK):
                 *(table, samples, self.sampled.tensors, state), B=tiling.TILE, **EXACT
             )
             sizes = {"SAMPLED": False, "SPAN": 1, **self._sizes}
-            self._find_least(self.sampled, samples, state, sizes)
+            self._find_digits(self.sampled, samples, state, self.DIGITS, sizes)
         for whole in (False, True):
             sample.adapt_kernel[(self.spans.programs,)](
                 *(table, samples, self.spans.tensors, self.state, state, self.counts),
                 *(self.slot_values, self.histogram, self.numbers),
                 LAST=self.last,
                 WHOLE=whole,
-                BINS=self.BINS,
+                BINS=self.THRESHOLDS,
                 SPAN=self.span,
                 **self._sizes,
             )

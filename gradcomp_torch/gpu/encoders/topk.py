@@ -24,12 +24,13 @@ __all__ = ["TopK", "guess_of"]
 class TopK(Encoder):
     """`topk` with all value types: kernels/select.py, then kernels/pack.py.
 
-    The host launches 8 kernels, and up to 3 more with error feedback, whatever the number of tensors.
-    12 bytes per element with error feedback and O(k); 24 more in tiles that have more candidates than slots, and
-    everywhere where the guess failed.
+    The host launches 6 kernels, 4 of them on the kept elements, whatever the number of tensors; for values with
+    scales up to 2 more with error feedback. 12 bytes per element with error feedback and O(k); 16 more in tiles that
+    have more candidates than slots, and everywhere where the guess failed.
     """
 
-    DIGITS = (8, 8, 8, 7)
+    DIGITS = (11, 11, 9)
+    """Bits of each pass of the selection. The last one is small, as each span has numbers for all its digits."""
     BINS = 1 << max(DIGITS)
     SAMPLE = 8192
     SAMPLED = False
@@ -69,6 +70,7 @@ class TopK(Encoder):
         self.histogram = zeros(len(sizes) * self.BINS)
         self.counts = zeros(tiles)
         self.above, self.equal = zeros(self.spans.programs), zeros(self.spans.programs)
+        self.reached = zeros(self.spans.programs * ((1 << self.DIGITS[-1]) + 1))
         self.slot_indices = zeros(tiles * self.room)
         self.slot_values = zeros(tiles * self.room, torch.float32)
         self.packed = [packed_size(n, k) for n, k in zip(sizes, self.kept, strict=True)]
@@ -138,7 +140,7 @@ class TopK(Encoder):
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         self._collect(table, mode)
         self._choose(table, mode)
-        if mode.mode != correct.PLAIN.value:
+        if mode.mode != correct.PLAIN.value and self.type > VALUE_TYPES["bf16"]:
             self._subtract(table, mode)
 
     def _collect(self, table: torch.Tensor, mode: Mode) -> None:
@@ -161,9 +163,15 @@ class TopK(Encoder):
         spans = (self.spans.programs,)
         of = (table, self.spans.tensors, self.state, self.counts)
         sizes = {"SAMPLED": self.SAMPLED, "SPAN": self.span, **self._sizes}
-        self._find_least(self.spans, table, self.state, sizes)
+        self._find_digits(self.spans, table, self.state, self.DIGITS[:-1], sizes)
         ranks = (self.above, self.equal)
-        select.count_kernel[spans](*of, self.slot_values, *ranks, SCANNED=1024, **sizes)
+        select.count_kernel[spans](
+            *(*of, self.slot_values, self.histogram, self.reached, *ranks),
+            BITS=self.DIGITS[-1],
+            BINS=self.BINS,
+            SCANNED=512,
+            **sizes,
+        )
         select.compact_kernel[spans](
             *of,
             self.slot_indices,
@@ -173,6 +181,7 @@ class TopK(Encoder):
             self.values,
             TYPE=self.type,
             MODE=mode.mode,
+            ALIGNED=mode.aligned,
             MASKING=mode.masking,
             **sizes,
         )
@@ -182,52 +191,38 @@ class TopK(Encoder):
         """Constants and options of all launches that read slots."""
         return {"TILE": tiling.TILE, "ROOM": self.room, **EXACT}
 
-    def _find_least(
-        self, spans: Work, table: torch.Tensor, state: torch.Tensor, sizes: Mapping[str, object]
+    def _find_digits(
+        self,
+        spans: Work,
+        table: torch.Tensor,
+        state: torch.Tensor,
+        digits: Sequence[int],
+        sizes: Mapping[str, object],
     ) -> None:
-        """Find the k-th largest magnitude of each tensor of a table."""
+        """Find the first digits, given by their bits, of the k-th largest magnitude of each tensor of a table."""
         of = (table, spans.tensors, state, self.counts, self.slot_values, self.histogram)
         shift = 31
-        for bits in self.DIGITS:
+        for bits in digits:
             shift -= bits
             select.digits_kernel[(spans.programs,)](
                 *of, SHIFT=shift, BITS=bits, BINS=self.BINS, **sizes
             )
 
     def _subtract(self, table: torch.Tensor, mode: Mode) -> None:
+        """Subtract values with scales, which all kept elements of a tensor share."""
         each = (len(self.kept),)
-        blocks = (self.blocks.programs,)
-        of = (table, self.blocks.tensors, self.state)
-        if self.type == VALUE_TYPES["int8"]:
-            pack.largest_kernel[blocks](*of, self.values, B=tiling.BLOCK, **EXACT)
-        elif self.type == VALUE_TYPES["sign"]:
+        if self.type == VALUE_TYPES["sign"]:
             pack.magnitudes_kernel[each](table, self.state, self.values, num_warps=1, **EXACT)
         elif self.type == VALUE_TYPES["means"]:
             pack.means_kernel[each](table, self.state, self.values, num_warps=1, **EXACT)
         elif self.type == VALUE_TYPES["2bit"]:
             pack.bins_kernel[each](table, self.state, self.values, self.bins, num_warps=1, **EXACT)
-        if self.type > VALUE_TYPES["bf16"]:
-            pack.subtract_kernel[blocks](
-                *of,
-                self.indices,
-                self.values,
-                self.bins,
-                TYPE=self.type,
-                MODE=mode.mode,
-                MASKING=mode.masking,
-                B=tiling.BLOCK,
-                **EXACT,
-            )
-        correct.zero_kernel[(self.spans.programs,)](
-            table,
-            self.spans.tensors,
-            self.state,
-            FLAGS=select.STATE.value,
-            FLAG=select.NOT_FINITE.value,
+        pack.subtract_kernel[(self.blocks.programs,)](
+            *(table, self.blocks.tensors, self.state, self.indices, self.values, self.bins),
+            TYPE=self.type,
             MODE=mode.mode,
-            ALIGNED=mode.aligned,
-            SPAN=self.span,
-            TILE=tiling.TILE,
+            MASKING=mode.masking,
+            B=tiling.BLOCK,
             **EXACT,
         )
 

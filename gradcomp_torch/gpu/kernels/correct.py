@@ -86,15 +86,21 @@ def zero_kernel(
     if tl.load(flags + tensor * FLAGS + FLAG) == 0:
         return
     for tile in range(begin, end):
-        i = tile * TILE + tl.arange(0, TILE)
-        ok = i < whole(row, NUMEL)
-        residual = elements(row, RESIDUAL, i, ALIGNED)
-        x = tl.load(residual, mask=ok, other=0.0)
-        tl.store(residual, tl.zeros_like(x), mask=ok & ((bits_of(x) & INF) == INF))
-        if MODE >= CORRECTION:
-            momentum = elements(row, MOMENTUM, i, ALIGNED)
-            m = tl.load(momentum, mask=ok, other=0.0)
-            tl.store(momentum, tl.zeros_like(m), mask=ok & ((bits_of(m) & INF) == INF))
+        zero_tile(row, tile, MODE, ALIGNED, TILE)
+
+
+@triton.jit
+def zero_tile(row, tile, MODE: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """Resets NaN and Inf of a tensor's tile to 0, in residual and momentum."""
+    i = tile * TILE + tl.arange(0, TILE)
+    ok = i < whole(row, NUMEL)
+    residual = elements(row, RESIDUAL, i, ALIGNED)
+    x = tl.load(residual, mask=ok, other=0.0)
+    tl.store(residual, tl.zeros_like(x), mask=ok & ((bits_of(x) & INF) == INF))
+    if MODE >= CORRECTION:
+        momentum = elements(row, MOMENTUM, i, ALIGNED)
+        m = tl.load(momentum, mask=ok, other=0.0)
+        tl.store(momentum, tl.zeros_like(m), mask=ok & ((bits_of(m) & INF) == INF))
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from gradcomp_torch.gpu.kernels.bits import (
     zero_nonfinite,
 )
 from gradcomp_torch.gpu.kernels.correct import CORRECTION
-from gradcomp_torch.gpu.kernels.select import COUNT, LARGEST, SCALES, STATE
+from gradcomp_torch.gpu.kernels.select import COUNT, SCALES, STATE
 from gradcomp_torch.gpu.kernels.sums import fold, sequential
 from gradcomp_torch.gpu.kernels.table import (
     FIRST_BLOCK,
@@ -41,19 +41,6 @@ def halves_kernel(values, out, n, BF16: tl.constexpr, B: tl.constexpr):
     x = tl.load(values + i, mask=i < n, other=0.0)
     half = bfloat_bits(x) if BF16 else half_bits(x, True)
     tl.store(out + i, half.to(tl.int16, bitcast=True), mask=i < n)
-
-
-@triton.jit
-def largest_kernel(table, tensors, state, values, B: tl.constexpr):
-    """Finds each tensor's largest kept magnitude: a maximum of integers, so in any order."""
-    block = tl.program_id(0)
-    tensor = tl.load(tensors + block)
-    row = row_of(table, tensor)
-    i = (block - whole(row, FIRST_BLOCK)) * B + tl.arange(0, B)
-    x = tl.load(
-        values + tl.load(row + OUT) + i, mask=i < tl.load(state + tensor * STATE + COUNT), other=0.0
-    )
-    tl.atomic_max(state + tensor * STATE + LARGEST, tl.max(magnitude(x), axis=0), sem="relaxed")
 
 
 @triton.jit
@@ -157,8 +144,8 @@ def subtract_kernel(
 ):
     """``residual[index] -= decoded value``; with MASKING ``momentum[index] = 0``. O(k) bytes.
 
-    For types with scales: others are subtracted by `select.compact_kernel`. NaN and Inf that an element
-    leaves become 0 here, those of other elements in `zero_kernel`.
+    For types with scales: others are subtracted by `select.compact_kernel`, which has reset NaN and Inf in the
+    residual. Those that an element leaves become 0 here: where one was kept, every decoded value is NaN.
     """
     block = tl.program_id(0)
     tensor = tl.load(tensors + block)

@@ -3,13 +3,14 @@
 Magnitudes compare as integers; of equal ones the lower index is kept. Nothing waits for the device:
 kernels read all decisions from a small state. In one pass over memory, each tile of the residual is
 corrected, and its elements that reach a guess are copied to the tile's slots. Where a tensor's guess
-found k elements, a radix selection of four digits reads the slots, and the whole tile where these are too few, as
+found k elements, a radix selection of three digits reads the slots, and the whole tile where these are too few, as
 in a row of large elements. Else it reads the whole residual: a bad guess costs time, never exactness.
 
-After that pass a program has a *span* of several tiles of one tensor. The last program of a tensor that
-ends draws the conclusion of a launch; no program waits for another.
+After that pass four launches remain: two digits, the last digit with the numbers of elements before each place, and
+the kept elements. A program has a *span* of several tiles of one tensor. The last program of a tensor that ends draws
+the conclusion of a launch; no program waits for another.
 
-Bytes per element with feedback: 12, and O(k) after a good guess, and 24 of tiles with too few slots; 36 after a bad
+Bytes per element with feedback: 12, and O(k) after a good guess, and 16 of tiles with too few slots; 28 after a bad
 guess.
 """
 
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 
 from gradcomp_torch.gpu.kernels.bits import INF, MAGNITUDE, magnitude, zero_nonfinite
-from gradcomp_torch.gpu.kernels.correct import CORRECTION, PLAIN, corrected
+from gradcomp_torch.gpu.kernels.correct import CORRECTION, PLAIN, corrected, zero_tile
 from gradcomp_torch.gpu.kernels.table import (
     FIRST_SPAN,
     FIRST_TILE,
@@ -35,7 +36,7 @@ from gradcomp_torch.gpu.kernels.table import (
     span_of,
     whole,
 )
-from gradcomp_torch.gpu.kernels.value_types import BF16, rounded
+from gradcomp_torch.gpu.kernels.value_types import BF16, INT8, rounded
 
 RUN = tl.constexpr(4)
 """Consecutive elements of a sample for a guess: few, so that it has many rows of a matrix."""
@@ -236,7 +237,7 @@ def digits_kernel(
     ROOM: tl.constexpr,
 ):
     """A pass of the radix selection: counts the next digits of magnitudes that begin with the prefix, and
-    appends the digit of the k-th largest to it.
+    appends the digit of the k-th largest to it. See also `count_kernel`.
 
     `histogram` has BINS numbers for each tensor, before and after the pass zeros. With SAMPLED there is
     nothing to do where a threshold is known.
@@ -278,7 +279,7 @@ def _digits(x, ok, prefix, SHIFT: tl.constexpr, BITS: tl.constexpr):
 def _pick(state, k, bins, BITS: tl.constexpr):
     """Appends the digit of the k-th largest to the prefix, and sets histogram and ENDED back.
 
-    The last digit leaves in TAKEN the number of larger elements.
+    The last digit leaves in TAKEN the number of larger elements. Returns the digit.
     """
     count = tl.load(bins, cache_modifier=".cg")
     taken = tl.load(state + TAKEN)
@@ -289,6 +290,7 @@ def _pick(state, k, bins, BITS: tl.constexpr):
     tl.store(state + TAKEN, tl.sum(tl.where(at_digit, above, 0), axis=0))
     tl.store(state + ENDED, 0)
     tl.store(bins, tl.zeros_like(count))
+    return digit
 
 
 @triton.jit
@@ -310,54 +312,83 @@ def count_kernel(
     state,
     counts,
     slot_values,
+    histogram,
+    reached,
     above,
     equal,
     SAMPLED: tl.constexpr,
+    BITS: tl.constexpr,
+    BINS: tl.constexpr,
     SPAN: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
     SCANNED: tl.constexpr,
 ):
-    """Counts, in all spans of the tensor before each one, elements above the k-th largest and equal to it.
+    """The pass of the last digit, which also counts, in all spans of the tensor before each one, elements above the
+    k-th largest and equal to it.
 
     With SAMPLED, where a threshold is known, those that reach it count as equal.
 
-    The last program adds the counts up, SCANNED at a time.
+    `reached` gets a span's numbers of elements that reach the prefix with each last digit, and then of those above all
+    of these. The last program picks the digit, and adds its numbers up, SCANNED spans at a time.
     """
     tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
-    limit, least = _limits(of, SAMPLED)
-    span = tl.program_id(0)
-    number_above = span * 0
-    number_equal = span * 0
+    threshold = tl.load(of + THRESHOLD) if SAMPLED else EXACT
+    prefix = tl.load(of + PREFIX)
+    largest = (prefix << BITS) | ((1 << BITS) - 1)  # that begins with the prefix
+    if SAMPLED:
+        largest = tl.where(threshold >= 0, threshold - 1, largest)
+        prefix = tl.where(threshold >= 0, -1, prefix)  # no magnitude begins with it
+    found = tl.zeros((1 << BITS,), tl.int32)
+    number_above = prefix * 0
     whole_tiles = end - begin
     most = whole_tiles * 0 - 1  # candidates of tiles whose slots are read
     if has_candidates(of, whole(row, KEPT)):
         slots, filled, whole_tiles = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
-        x = tl.load(slots, mask=filled, other=0.0)
-        kept_more, kept_same = _compared(x, filled, limit, least)
-        number_above += tl.sum(tl.sum(kept_more, axis=1), axis=0)
-        number_equal += tl.sum(tl.sum(kept_same, axis=1), axis=0)
+        kept = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
+        present = tl.reshape(filled, (SPAN * ROOM,))
+        found += _digits(kept, present, prefix, 0, BITS)
+        number_above += tl.sum((present & (magnitude(kept) > largest)).to(tl.int32), axis=0)
         most = most * 0 + ROOM
     if whole_tiles > 0:
-        all_more = tl.zeros((TILE,), tl.int32)
-        all_same = tl.zeros((TILE,), tl.int32)
         for tile in range(begin, end):
             if tl.load(counts + first + tile) > most:
                 x, _, ok = tile_of(row, tile, TILE)
-                more, same = _compared(x, ok, limit, least)
-                all_more += more
-                all_same += same
-        number_above += tl.sum(all_more, axis=0)
-        number_equal += tl.sum(all_same, axis=0)
-    tl.store(above + span, number_above)
-    tl.store(equal + span, number_equal)
+                found += _digits(x, ok, prefix, 0, BITS)
+                number_above += tl.sum((ok & (magnitude(x) > largest)).to(tl.int32), axis=0)
+    digits = tl.arange(0, 1 << BITS)
+    bins = histogram + tensor * BINS + digits
+    tl.atomic_add(bins, found, mask=found > 0, sem="relaxed")
+    NUMBERS: tl.constexpr = (1 << BITS) + 1
+    to = reached + tl.program_id(0).to(tl.int64) * NUMBERS
+    tl.store(to + digits, number_above + found + tl.sum(found, axis=0) - tl.cumsum(found, axis=0))
+    tl.store(to + (1 << BITS), number_above)
     if ends_last(row, of, SPAN, TILE):
-        tl.store(of + ENDED, 0)
+        digit = _pick(of, whole(row, KEPT), bins, BITS)
+        if SAMPLED:
+            digit = tl.where(threshold >= 0, 1 << BITS, digit)
         first_span = whole(row, FIRST_SPAN)
+        numbers = reached + first_span.to(tl.int64) * NUMBERS + digit
         spans = _spans(row, SPAN, TILE)
-        _scan(above + first_span, spans, SCANNED)
-        _scan(equal + first_span, spans, SCANNED)
+        total_above = spans * 0
+        total_equal = spans * 0
+        for start in range(0, spans, SCANNED):
+            i = start + tl.arange(0, SCANNED)
+            ok = i < spans
+            at = numbers + i.to(tl.int64) * NUMBERS
+            reach = tl.load(at, mask=ok, other=0, cache_modifier=".cg")
+            exceeds = ok & (i * 0 + digit < (1 << BITS))
+            more = tl.load(at + 1, mask=exceeds, other=0, cache_modifier=".cg")
+            total_above = _scan(above + first_span + i, more, ok, total_above)
+            total_equal = _scan(equal + first_span + i, reach - more, ok, total_equal)
+
+
+@triton.jit
+def _scan(to, count, ok, total):
+    """Stores of each count the sum of those before it, from a total on, and returns the sum of all."""
+    tl.store(to, total + tl.cumsum(count, axis=0) - count, mask=ok)
+    return total + tl.sum(count, axis=0)
 
 
 @triton.jit
@@ -366,17 +397,6 @@ def _compared(x, ok, limit, least):
     m = magnitude(x)
     more = m > limit
     return (ok & more).to(tl.int32), (ok & (m >= least) & ~more).to(tl.int32)
-
-
-@triton.jit
-def _scan(counts, n, SCANNED: tl.constexpr):
-    """Replaces each of n counts by the sum of those before it."""
-    total = n * 0
-    for begin in range(0, n, SCANNED):
-        i = begin + tl.arange(0, SCANNED)
-        count = tl.load(counts + i, mask=i < n, other=0, cache_modifier=".cg")
-        tl.store(counts + i, total + tl.cumsum(count, axis=0) - count, mask=i < n)
-        total += tl.sum(count, axis=0)
 
 
 @triton.jit
@@ -394,6 +414,7 @@ def compact_kernel(
     SAMPLED: tl.constexpr,
     TYPE: tl.constexpr,
     MODE: tl.constexpr,
+    ALIGNED: tl.constexpr,
     MASKING: tl.constexpr,
     SPAN: tl.constexpr,
     TILE: tl.constexpr,
@@ -401,7 +422,8 @@ def compact_kernel(
 ):
     """Writes the kept elements in ascending order of index.
 
-    Values of a type without scales are subtracted from the residual here; others follow (pack.py).
+    Values of a type without scales are subtracted from the residual here; others follow (pack.py). NaN and Inf in
+    residual and momentum become 0: 8 bytes per element of each array in tensors that have some.
     """
     tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
@@ -425,7 +447,7 @@ def compact_kernel(
         index = tl.load(tl.reshape(index_slots, (SIZE,)), mask=keeps, other=0)
         tl.store(indices + places, index, mask=keeps)
         tl.store(values + places, kept_values, mask=keeps)
-        _subtract(row, index, kept_values, keeps, TYPE, MODE, MASKING)
+        _subtract(row, of, index, kept_values, keeps, TYPE, MODE, MASKING)
     else:
         for tile in range(begin, end):
             count = tl.load(counts + first + tile)
@@ -439,7 +461,7 @@ def compact_kernel(
                 j = tl.load(slot_indices + slot, mask=keep, other=0)
                 tl.store(indices + to, j, mask=keep)
                 tl.store(values + to, y, mask=keep)
-                _subtract(row, j, y, keep, TYPE, MODE, MASKING)
+                _subtract(row, of, j, y, keep, TYPE, MODE, MASKING)
                 more_before += both & 0xFFFF
                 same_before += both >> 16
             else:
@@ -448,14 +470,31 @@ def compact_kernel(
                 keeps_tile, to_tile, both_tile = _places(more, same, more_before, same_before, ties)
                 tl.store(indices + to_tile, i, mask=keeps_tile)
                 tl.store(values + to_tile, x, mask=keeps_tile)
-                _subtract(row, i, x, keeps_tile, TYPE, MODE, MASKING)
+                _subtract(row, of, i, x, keeps_tile, TYPE, MODE, MASKING)
                 more_before += both_tile & 0xFFFF
                 same_before += both_tile >> 16
+    if MODE != PLAIN:
+        _zero(row, of, begin, end, MODE, ALIGNED, TILE)
 
 
 @triton.jit
-def _subtract(row, i, x, ok, TYPE: tl.constexpr, MODE: tl.constexpr, MASKING: tl.constexpr):
-    """With error feedback ``residual[i] = x - rounded x``, NaN and Inf as 0; with MASKING ``momentum[i] = 0``."""
+def _zero(row, state, begin, end, MODE: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """Resets NaN and Inf of tiles, if the tensor has some, which this program has read."""
+    if tl.load(state + NOT_FINITE) != 0:
+        tl.debug_barrier()  # all threads have read
+        for tile in range(begin, end):
+            zero_tile(row, tile, MODE, ALIGNED, TILE)
+
+
+@triton.jit
+def _subtract(row, state, i, x, ok, TYPE: tl.constexpr, MODE: tl.constexpr, MASKING: tl.constexpr):
+    """With error feedback ``residual[i] = x - rounded x``, NaN and Inf as 0; with MASKING ``momentum[i] = 0``.
+
+    Of values=int8, which follow, it finds the largest magnitude: a maximum of integers, so in any order.
+    """
+    if MODE != PLAIN and TYPE == INT8:
+        largest = tl.max(tl.where(ok, magnitude(x), 0), axis=0)
+        tl.atomic_max(state + LARGEST, largest, sem="relaxed")
     if MODE != PLAIN and TYPE <= BF16:
         tl.store(floats(row, RESIDUAL) + i, zero_nonfinite(x - rounded(x, TYPE)), mask=ok)
         if MASKING and MODE >= CORRECTION:
