@@ -1,4 +1,4 @@
-"""Gradients of a device as kernels read them: contiguous float32."""
+"""Gradients of a device as kernels read them: contiguous float32, or 16 bits that kernels convert."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
+from gradcomp.adapter_api import FloatArray
 from gradcomp_torch.compat import foreach_copy_
+from gradcomp_torch.devices import Halves, TensorDevice
+from gradcomp_torch.staging import computed_by_now
 
 __all__ = ["FloatCopies"]
 
 
 class FloatCopies:
-    """Float32 copies of gradients with other dtypes or layouts, in the same memory in each step.
+    """Float32 memory of gradients with other dtypes or layouts: the same in each step.
 
     Launches on memory that stays where it is are replayed (gpu/graphs.py).
     """
@@ -28,16 +31,53 @@ class FloatCopies:
         Args:
             gradients: of one device, by name.
         """
-        floats = dict(gradients)
-        for name, gradient in gradients.items():
-            if gradient.dtype == torch.float32 and gradient.is_contiguous():
-                continue
-            kept = self._kept.get(name)
-            if kept is None or (kept.shape, kept.device) != (gradient.shape, gradient.device):
-                kept = torch.empty(gradient.shape, dtype=torch.float32, device=gradient.device)
-                self._kept[name] = kept
-            floats[name] = kept
+        floats = {
+            name: gradient if _is_float(gradient) else self._memory(name, gradient)
+            for name, gradient in gradients.items()
+        }
         copied = [name for name in gradients if floats[name] is not gradients[name]]
         if copied:
             foreach_copy_([floats[name] for name in copied], [gradients[name] for name in copied])
         return floats
+
+    def arrays(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        device: TensorDevice,
+        *,
+        beside: bool = False,
+    ) -> dict[str, FloatArray]:
+        """Gradients as arrays of their device; contiguous ones of 16 bits are copied only where kernels do not
+        read them.
+
+        Args:
+            gradients: see `of`.
+            beside: another thread encodes them, when the current stream has computed them.
+        """
+        if not gradients:
+            return {}
+        halves = {
+            name: Halves(gradient, self._memory(name, gradient))
+            for name, gradient in gradients.items()
+            if gradient.dtype in (torch.float16, torch.bfloat16) and gradient.is_contiguous()
+        }
+        floats = self.of({name: grad for name, grad in gradients.items() if name not in halves})
+        place = next(iter(gradients.values())).device
+        computed = computed_by_now(place) if beside else None  # and copied
+        return {
+            name: device.array(self._kept[name], computed, halves[name])
+            if name in halves
+            else device.array(floats[name], computed)
+            for name in gradients
+        }
+
+    def _memory(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        kept = self._kept.get(name)
+        if kept is None or (kept.shape, kept.device) != (gradient.shape, gradient.device):
+            kept = torch.empty(gradient.shape, dtype=torch.float32, device=gradient.device)
+            self._kept[name] = kept
+        return kept
+
+
+def _is_float(gradient: torch.Tensor) -> bool:
+    return gradient.dtype == torch.float32 and gradient.is_contiguous()

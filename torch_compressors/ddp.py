@@ -41,7 +41,7 @@ from gradcomp_torch.host_copies import HostCopies
 from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
-from gradcomp_torch.staging import computed_by_now, refuse_recording
+from gradcomp_torch.staging import refuse_recording
 from torch_compressors.gloo.device_engine import connect_devices, sum_together
 from torch_compressors.gloo.engine import (
     SUMMABLE_DTYPES,
@@ -417,16 +417,15 @@ class DDPCompression(Closing, ScalerControls):
         copies = arrived.copies = HostCopies(others)
         if together:
             self._start_together(together)
-        floats_there = self._floats.of(there)
-        computed = computed_by_now(arrived.buffer.device) if self._beside else None
+        arrays = {}
+        if device is not None:
+            arrays = self._floats.arrays(there, device, beside=self._beside)
         for name, (resolved, route) in routes.items():
             grad = arrived.grads[name]
             if name in together:
                 continue
             if name in there:
-                assert device is not None  # else it is among the others
-                array = device.array(floats_there[name], computed)
-                self._collector.add(resolved, array, grad.nbytes, beside=self._beside)
+                self._collector.add(resolved, arrays[name], grad.nbytes, beside=self._beside)
                 continue
             if route is Route.DENSE:
                 self._start_dense(arrived, name, copies.arrays[name].numpy())

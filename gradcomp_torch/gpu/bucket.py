@@ -17,7 +17,7 @@ import torch
 
 from gradcomp.device_api import MAX_NUMEL
 from gradcomp.errors import CapacityError
-from gradcomp_torch.gpu.kernels import correct
+from gradcomp_torch.gpu.kernels import correct, value_types
 from gradcomp_torch.gpu.kernels import table as field
 
 __all__ = [
@@ -40,6 +40,15 @@ __all__ = [
 Whole = npt.NDArray[np.int64]
 Array = TypeVar("Array", torch.Tensor, npt.NDArray[Any])
 """On the device, or a copy of it on the host."""
+
+GRAD_TYPES: dict[torch.dtype, int] = {
+    torch.float32: value_types.FP32.value,
+    torch.float16: value_types.FP16.value,
+    torch.bfloat16: value_types.BF16.value,
+}
+"""Types of gradients that kernels read."""
+
+_FLOAT = (torch.float32,)
 
 EXACT = {"enable_fp_fusion": False}
 """Options of every launch: no arithmetic is contracted."""
@@ -66,7 +75,7 @@ class LaunchItem(NamedTuple):
     """One tensor of a bucket in a step.
 
     Attributes:
-        grad: contiguous float32 on the bucket's device, of any shape.
+        grad: contiguous float32 on the bucket's device, of any shape; with a residual also float16 or bfloat16.
         residual: for error feedback, contiguous float32 of as many elements, updated in place.
         beta, gamma: weights, as in `gradcomp.EncodeItem`.
         momentum: instead of beta and gamma.
@@ -106,11 +115,13 @@ class Mode(NamedTuple):
         mode: plain, feedback, correction or Nesterov's; a constant of kernels/correct.py.
         masking: momentum of sent elements becomes 0.
         aligned: all pointers are multiples of 16 bytes.
+        grad_type: of the gradients' elements in memory, one of kernels/value_types.py.
     """
 
     mode: int
     masking: bool
     aligned: bool
+    grad_type: int
 
 
 class Work(NamedTuple):
@@ -178,9 +189,10 @@ class Bucket:
         Raises:
             ValueError: naming the array.
         """
-        for each, numel in zip(arrays, self.sizes, strict=True):
-            for array in each:
-                _check(array, numel, self.device)
+        for (grad, *others), numel in zip(arrays, self.sizes, strict=True):
+            _check(grad, numel, self.device, _FLOAT if others[0] is grad else tuple(GRAD_TYPES))
+            for array in others:
+                _check(array, numel, self.device, _FLOAT)
 
 
 class Rows:
@@ -257,8 +269,15 @@ def _given(tensor: LaunchItem) -> tuple[object, ...]:
     grad, residual, beta, gamma, momentum, _ = tensor
     memory = 0 if residual is None else residual.data_ptr()
     if momentum is None:
-        return grad.data_ptr(), grad.numel(), memory, beta, gamma
-    return grad.data_ptr(), grad.numel(), memory, momentum.values.data_ptr(), momentum[1:]
+        return grad.data_ptr(), grad.numel(), grad.dtype, memory, beta, gamma
+    return (
+        grad.data_ptr(),
+        grad.numel(),
+        grad.dtype,
+        memory,
+        momentum.values.data_ptr(),
+        momentum[1:],
+    )
 
 
 def _weights_of(tensor: LaunchItem) -> tuple[float, float]:
@@ -273,37 +292,41 @@ def _arrays_of(tensor: LaunchItem) -> list[torch.Tensor]:
     return arrays if tensor.momentum is None else [*arrays, tensor.momentum.values]
 
 
-def _mode_of(kinds: set[tuple[bool, ...]], tensors: Sequence[LaunchItem]) -> Mode:
+def _mode_of(kinds: set[tuple[object, ...]], tensors: Sequence[LaunchItem]) -> Mode:
     if len(kinds) != 1:
         raise ValueError(
-            f"the bucket's tensors have {len(kinds)} kinds of error feedback; launch each apart"
+            f"the bucket's tensors have {len(kinds)} kinds of error feedback or dtypes; launch each apart"
         )
     tensor = tensors[0]
+    grad_type = GRAD_TYPES[tensor.grad.dtype]
     if tensor.momentum is None:
         mode = correct.PLAIN if tensor.residual is None else correct.FEEDBACK
-        return Mode(mode.value, False, False)
+        return Mode(mode.value, False, False, grad_type)
     if tensor.residual is None:
         raise ValueError("momentum correction needs a residual; give one of zeros")
     mode = correct.NESTEROV if tensor.momentum.nesterov else correct.CORRECTION
-    return Mode(mode.value, tensor.momentum.masking, False)
+    return Mode(mode.value, tensor.momentum.masking, False, grad_type)
 
 
-def _kind(tensor: LaunchItem) -> tuple[bool, ...]:
+def _kind(tensor: LaunchItem) -> tuple[object, ...]:
     """Properties for which kernels are compiled."""
     momentum = tensor.momentum
     if momentum is None:
-        return (tensor.residual is None,)
-    return tensor.residual is None, momentum.nesterov, momentum.masking
+        return tensor.grad.dtype, tensor.residual is None
+    return tensor.grad.dtype, tensor.residual is None, momentum.nesterov, momentum.masking
 
 
-def _check(array: torch.Tensor, numel: int, device: torch.device) -> None:
+def _check(
+    array: torch.Tensor, numel: int, device: torch.device, dtypes: Sequence[torch.dtype]
+) -> None:
     if (
-        array.dtype != torch.float32
+        array.dtype not in dtypes
         or array.device != device
         or array.numel() != numel
         or not array.is_contiguous()
     ):
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValueError(
             f"a tensor of the bucket is {array.dtype} of {array.numel()} elements on "
-            f"{array.device}; it must be contiguous float32 of {numel} elements on {device}"
+            f"{array.device}; it must be contiguous {names} of {numel} elements on {device}"
         )

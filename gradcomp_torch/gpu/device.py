@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -39,7 +40,7 @@ from gradcomp_torch.compat import (
     foreach_sub_,
     foreach_zero_,
 )
-from gradcomp_torch.devices import TensorArray, array_of, tensor_of
+from gradcomp_torch.devices import Halves, TensorArray, array_of, convert, tensor_of
 from gradcomp_torch.gpu import codecs, low_rank
 from gradcomp_torch.gpu.add import HELD, KEPT, ZERO, AddItem, Addition, Form, form_of
 from gradcomp_torch.gpu.bucket import Kept, LaunchItem, Momentum, Payload
@@ -69,9 +70,14 @@ class TorchDevice:
         self._launches: dict[tuple[int, tuple[int, ...]], Launches] = {}
         self._poisons: dict[tuple[int, ...], Poison] = {}
 
-    def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
+    def array(
+        self,
+        tensor: torch.Tensor,
+        computed: torch.Event | None = None,
+        halves: Halves | None = None,
+    ) -> Any:
         """See `TensorDevice`."""
-        return TensorArray(self, tensor, computed)
+        return TensorArray(self, tensor, computed, halves)
 
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
         """Whether there are kernels for the codec; all memories that rounds hand over are known.
@@ -112,11 +118,22 @@ class TorchDevice:
 
         return wait
 
-    def _beside(self, tensors: Sequence[EncodeItem]) -> AbstractContextManager[Staged]:
+    @contextmanager
+    def _beside(self, tensors: Sequence[EncodeItem]) -> Iterator[Staged]:
         """Encode on the side stream, when the gradients are computed."""
-        grads = [tensor_of(tensor.grad) for tensor in tensors]
-        computed = [array_of(tensor.grad).computed for tensor in tensors]
-        return self._staging.beside(grads, filter(None, computed))
+        with self._after([tensor.grad for tensor in tensors]) as staged:
+            # With a residual kernels read 16 bits.
+            convert(tensor.grad for tensor in tensors if tensor.residual is None)
+            yield staged
+
+    def _after(
+        self, grads: Sequence[FloatArray], others: Sequence[torch.Tensor] = ()
+    ) -> AbstractContextManager[Staged]:
+        """Work on the side stream, when the gradients are computed."""
+        arrays = [array_of(grad) for grad in grads]
+        computed = filter(None, (array.computed for array in arrays))
+        memory = chain.from_iterable(array.memory for array in arrays)
+        return self._staging.beside([*memory, *others], computed)
 
     def _encoders_of(self, tensors: Sequence[EncodeItem]) -> list[tuple[list[int], Encoder]]:
         """An encoder for each codec and kind of error feedback, and the places of its tensors."""
@@ -150,6 +167,8 @@ class TorchDevice:
         """Add rank after rank, as the core does."""
         groups: dict[tuple[Form, bool], list[DecodeItem]] = {}
         for item in tensors:
+            if item.replaces:
+                array_of(item.out).discard()
             groups.setdefault((form_of(item.codec.spec), item.replaces), []).append(item)
         for (form, replaces), group in groups.items():
             ranks = range(len(group[0].frames))
@@ -186,13 +205,12 @@ class TorchDevice:
 
     def differ(self, tensors: Sequence[DifferItem]) -> None:
         """See `Device`; on the side stream, before encoding."""
-        grads = [array_of(item.grad) for item in tensors]
-        given = [grad.tensor for grad in grads]
+        grads = [item.grad for item in tensors]
         estimates = [tensor_of(item.estimate) for item in tensors]
         differences = [tensor_of(item.difference) for item in tensors]
-        computed = filter(None, (grad.computed for grad in grads))
-        with self._staging.beside([*given, *estimates, *differences], computed):
-            foreach_copy_(differences, given)
+        with self._after(grads, [*estimates, *differences]):
+            convert(grads)
+            foreach_copy_(differences, [tensor_of(grad) for grad in grads])
             foreach_sub_(differences, estimates)
         self.poison([item.difference for item in tensors])
 
@@ -214,11 +232,10 @@ class TorchDevice:
 
     def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
         """See `ProductDevice`; torch multiplies."""
-        grads = [array_of(work.grad) for work in matrices if work.grad is not None]
-        tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
-        computed = filter(None, (grad.computed for grad in grads))
+        grads = [work.grad for work in matrices if work.grad is not None]
         sizes = [work.out.size for work in matrices]
-        with self._staging.beside(tensors, computed) as staged:
+        with self._after(grads, [tensor_of(work.m) for work in matrices]) as staged:
+            convert(grads)
             factors = self._factors([work.factor for work in matrices])
             products = torch.empty(sum(sizes), dtype=torch.float32, device=self._device)
             parts = torch.split(products, sizes)
@@ -257,14 +274,13 @@ class TorchDevice:
 
     def poison(self, grads: Sequence[FloatArray]) -> Sequence[FloatArray]:
         """See `Device`; gradients themselves change."""
-        arrays = [array_of(grad) for grad in grads]
-        tensors = [array.tensor for array in arrays]
-        sizes = tuple(tensor.numel() for tensor in tensors)
+        sizes = tuple(grad.size for grad in grads)
         poison = self._poisons.get(sizes)
         if poison is None:
             poison = self._poisons[sizes] = Poison(sizes, self._device)
-        with self._staging.beside(tensors, filter(None, (array.computed for array in arrays))):
-            poison.launch(tensors)
+        with self._after(grads):
+            convert(grads)
+            poison.launch([tensor_of(grad) for grad in grads])
         return grads
 
     def to_host(self, array: FloatArray) -> FloatArray:
@@ -296,7 +312,7 @@ def kind_of(tensor: EncodeItem) -> tuple[object, ...]:
     """Codec and kind of error feedback: tensors of one kind are launched together."""
     correction = tensor.correction
     mode = None if correction is None else (correction.nesterov, correction.masking)
-    return tensor.codec.spec, tensor.residual is None, mode
+    return tensor.codec.spec, tensor.residual is None, mode, array_of(tensor.grad).given.dtype
 
 
 def to_launch(tensor: EncodeItem, *, seeded: bool) -> LaunchItem:
@@ -311,7 +327,9 @@ def to_launch(tensor: EncodeItem, *, seeded: bool) -> LaunchItem:
         momentum = Momentum(tensor_of(values), factor, scale, nesterov, masking)
     residual = None if tensor.residual is None else tensor_of(tensor.residual)
     stream = _stream(tensor) if seeded else 0
-    return LaunchItem(tensor_of(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
+    return LaunchItem(
+        array_of(tensor.grad).given, residual, tensor.beta, tensor.gamma, momentum, stream
+    )
 
 
 def _stream(tensor: EncodeItem) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -14,7 +14,7 @@ from gradcomp.adapter_api import ByteArray, FloatArray
 from gradcomp.device_api import FactorDevice, PeerDevice, PeerItem, ProductItem, SettleItem
 from gradcomp.errors import ProtocolError
 from gradcomp_torch.device_messages import DeviceMessage
-from gradcomp_torch.devices import array_of, tensor_of
+from gradcomp_torch.devices import array_of, convert, tensor_of
 from gradcomp_torch.gpu import codecs
 from gradcomp_torch.gpu.add import Form
 from gradcomp_torch.gpu.device import TorchDevice, kind_of, to_launch
@@ -140,6 +140,7 @@ class DirectDevice(TorchDevice):
         layout = own_messages.layouts[group]
         count = len(messages)
         if exact is None:
+            _discard(tensors)
             sums = [SumItem(_forms(tensors, layout.places), (0, count), weight)]
         else:
             sums = []
@@ -154,6 +155,7 @@ class DirectDevice(TorchDevice):
         self, own_messages: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
     ) -> None:
         """See `PeerDevice`."""
+        _discard(chain.from_iterable(groups))
         parts = [
             SumItem(_forms(tensors, layout.places), (number, number + 1), None)
             for number, (tensors, layout) in enumerate(
@@ -169,6 +171,7 @@ class DirectDevice(TorchDevice):
         """See `PeerDevice`."""
         (layout,) = own_messages.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
+        _discard(tensors)
         part = SumItem(_forms(tensors, places), (0, 1), None)
         self._receive(own_messages, "numbers", [part], [numbers], [])
 
@@ -192,9 +195,9 @@ class DirectDevice(TorchDevice):
             exchange = self._of_factors[name, kinds, half] = FactorExchange(
                 kinds, half, self._device
             )
-        grads = [array_of(work.grad) for work in matrices if work.grad is not None]
-        tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
-        with self._staging.beside(tensors, filter(None, (grad.computed for grad in grads))):
+        grads = [work.grad for work in matrices if work.grad is not None]
+        with self._after(grads, [tensor_of(work.m) for work in matrices]):
+            convert(grads)
             exchange.multiply(matrices)
         return _Factors(exchange.sent, self._staging, exchange)
 
@@ -251,6 +254,12 @@ def _forms(
         form = peer_form_of(codec.spec)
         forms.setdefault(form, []).append(PeerTensor(tensor_of(out), place, streams))
     return forms
+
+
+def _discard(tensors: Iterable[PeerItem]) -> None:
+    """Former elements of outputs, which may be the gradients' own memory, do not count."""
+    for item in tensors:
+        array_of(item.out).discard()
 
 
 def _data(message: object) -> torch.Tensor:

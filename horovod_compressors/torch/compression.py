@@ -30,7 +30,7 @@ from gradcomp_torch.host_copies import HostCopies, to_device, to_host
 from gradcomp_torch.optimizers import check_optimizer
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
-from gradcomp_torch.staging import computed_by_now, refuse_recording
+from gradcomp_torch.staging import refuse_recording
 from gradcomp_torch.state import TensorControls
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.nodes import follower_set
@@ -222,9 +222,9 @@ class Compression(TensorControls, BaseCompression):
         device = self._devices.of(tensor.device)
         if device is not None and self.pipeline.on_device(resolved, device):
             name = resolved.key.name
-            floats = self._floats.of({name: tensor.detach()})[name]
-            computed = computed_by_now(tensor.device) if thread.used else None
-            gradient, arrives = device.array(floats, computed), None
+            given = {name: tensor.detach()}
+            arrays = self._floats.arrays(given, device, beside=thread.used)
+            gradient, arrives = arrays[name], None
         else:
             gradient, arrives = context.on_host(tensor)
         collector.add(resolved, gradient, tensor.nbytes, arrives, beside)

@@ -23,7 +23,7 @@ from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import peer_device_of
 from gradcomp.codec.frame_parts import kept_of_frames, payloads_of_frames
-from gradcomp_torch.gpu import add, codecs, packed, peer_sums
+from gradcomp_torch.gpu import add, bucket, codecs, packed, peer_sums
 from gradcomp_torch.gpu.bucket import Kept, LaunchItem, Momentum
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.encoders.encoder import Launches
@@ -32,6 +32,8 @@ from gradcomp_torch.gpu.peer_device import DirectDevice
 
 CPU = torch.device("cpu")
 SEED, STEP = 5, 7
+GRAD_TYPES = tuple(bucket.GRAD_TYPES)
+"""Float32, float16 and bfloat16."""
 
 
 class Case(NamedTuple):
@@ -153,12 +155,17 @@ def of_core(spec: str, sent: str, mode: Mode, tensors: list[Case]) -> list[Resul
 
 
 def of_kernels(
-    spec: str, mode: Mode, tensors: list[Case], device: torch.device = CPU, steps: int = 1
+    spec: str,
+    mode: Mode,
+    tensors: list[Case],
+    device: torch.device = CPU,
+    steps: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[list[Result]]:
     """The kernels' results in each of some launches of one encoder, all with the same input."""
     encoder = codecs.encoder(spec, [case.grad.size for case in tensors], device)
     launches = Launches(encoder)
-    grads = [torch.tensor(case.grad, device=device) for case in tensors]
+    grads = [_given(case.grad, dtype, device) for case in tensors]
     for _ in range(steps):
         states = [
             tuple(torch.tensor(array, device=device) for array in (case.residual, case.momentum))
@@ -182,6 +189,14 @@ def of_kernels(
                 encoder.results(encoder.memory), states, strict=True
             )
         ]
+
+
+def _given(grad: Floats, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The gradient as it is in memory, between guards."""
+    if dtype == torch.float32:
+        return torch.tensor(grad, device=device)
+    bits = torch.from_numpy(grad).to(dtype).view(torch.int16).numpy()
+    return torch.tensor(bits, device=device).view(dtype)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -212,16 +227,27 @@ def differences(
     sent: str = "",
     device: torch.device = CPU,
     steps: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[str]:
-    """The tensors whose results differ, in any of some launches."""
+    """The tensors whose results differ, in any of some launches.
+
+    Args:
+        dtype: of the gradients that kernels read; the core gets them as float32.
+    """
+    if dtype != torch.float32:
+        tensors = [_rounded(case, dtype) for case in tensors]
     if device != CPU and mode != "plain":
         tensors = [_of_nvidia(case) for case in tensors]
     want = of_core(spec, sent or spec, MODES[mode], tensors)
-    for got in of_kernels(spec, MODES[mode], tensors, device, steps):
+    for got in of_kernels(spec, MODES[mode], tensors, device, steps, dtype):
         for case, expected, actual in zip(tensors, want, got, strict=True):
             for field, a, b in zip(Result._fields, expected, actual, strict=True):
                 if a != b:
-                    yield f"{spec}, {mode}, {case.name}: {field} differs"
+                    yield f"{spec}, {mode}, {dtype}, {case.name}: {field} differs"
+
+
+def _rounded(case: Case, dtype: torch.dtype) -> Case:
+    return case._replace(grad=torch.from_numpy(case.grad).to(dtype).float().numpy())
 
 
 SIZES = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 255, 256, 257, 300, 520]
@@ -246,10 +272,16 @@ class Tally:
         self.faults: list[str] = []
 
     def compare(
-        self, spec: str, mode: str, tensors: list[Case], sent: str = "", steps: int = 1
+        self,
+        spec: str,
+        mode: str,
+        tensors: list[Case],
+        sent: str = "",
+        steps: int = 1,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """One launch of all tensors."""
-        self.add(len(tensors), differences(spec, mode, tensors, sent, self.device, steps))
+        self.add(len(tensors), differences(spec, mode, tensors, sent, self.device, steps, dtype))
 
     def add(self, count: int, faults: Iterator[str]) -> None:
         """Make a comparison of ``count`` cases; what it yields are faults, as are uses of guards."""
@@ -314,6 +346,22 @@ def half(tally: Tally, rng: np.random.Generator, each: int) -> None:
     for spec in ("identity", "fp16", "fp16(overflow=saturate)", "bf16"):
         for mode in ("plain", "feedback", "unmasked"):
             tally.compare(spec, mode, cases(rng, SIZES, each))
+
+
+def sixteen(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Gradients of 16 bits, which each codec's first kernel reads."""
+    small_tiles()
+    tiling.UNROLL = 1
+    specs = (
+        *("topk(ratio=0.05)", "fp16", "int8(bucket=64)", "rotate|uniform(bits=4)", "sign"),
+        *("terngrad", "randomk(ratio=0.1)", "qsgd(levels=7,bucket=64)", "uniform(bits=4)"),
+        "sampled_topk(ratio=0.1,sample_ratio=0.06)",
+    )
+    for i, spec in enumerate(specs):
+        for dtype in GRAD_TYPES[1:] if i < 2 else [GRAD_TYPES[1 + i % 2]]:
+            mode = ("feedback", "unmasked", "unmasked nesterov")[i % 3]
+            sent = f"{spec}|raw32" if "topk" in spec else spec
+            tally.compare(spec, mode, mostly_small(rng, each), sent, dtype=dtype)
 
 
 def quantized(tally: Tally, rng: np.random.Generator, each: int) -> None:
@@ -548,6 +596,7 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "topk_state": (topk_state, 24),
     "sampled_topk": (sampled_topk, 34),
     "half": (half, 120),
+    "sixteen": (sixteen, 90),
     "quantized": (quantized, 42),
     "signs": (signs, 180),
     "ternary": (ternary, 180),

@@ -23,7 +23,7 @@ def mutant(tmp_path: Path) -> Mutate:
         code = [
             *(copy / "gpu").rglob("*.py"),
             copy / "staging.py",
-            copy / "host_copies.py",
+            *(copy / name for name in ("devices.py", "float_copies.py", "host_copies.py")),
         ]
         files = [path for path in code if before in path.read_text()]
         assert files, f"no file has {before!r}"

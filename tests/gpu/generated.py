@@ -49,6 +49,7 @@ PTX = re.compile(
     r"\bfma\.\w+|\bmad\.\w*f\d+|div\.(?:full|approx)[\w.]*|\w+\.ftz[\w.]*|\w+\.approx[\w.]*"
     r"|(?:red|atom)\.\S*\.f\d+"
 )
+HALVES = re.compile(r"ld\.global\S*\.(?:v2\.b32|v4\.b16|b64)")
 LLVM = re.compile(
     r"f(?:mul|add|sub|div) (?:[a-z]+ )*(?:contract|fast|reassoc|arcp|afn)[a-z ]*|atomicrmw f\w+"
 )
@@ -82,13 +83,15 @@ def _type_of(value: Any) -> str:
 def _launch(spec: str, mode: str) -> None:
     encoder = codecs.encoder(spec, [5000, 16], torch.device("cpu"))
     tensors = []
+    mode, _, type_ = mode.partition("/")
     for n in (5000, 16):
         values = torch.zeros(n)
+        grad = values.to(getattr(torch, type_)) if type_ else values
         momentum = Momentum(values, 0.9, nesterov=mode == "nesterov", masking="topk" in spec)
         plain = mode == "plain"
         corrects = mode in ("correction", "nesterov")
         tensors.append(
-            LaunchItem(values, None if plain else values, momentum=momentum if corrects else None)
+            LaunchItem(grad, None if plain else values, momentum=momentum if corrects else None)
         )
     Launches(encoder).run(tensors)
 
@@ -172,7 +175,7 @@ def _launch_shared() -> None:
 
 
 def main(specs: list[str]) -> int:
-    """Record launches of the specs, given as MODE:SPEC or shared, and compile them."""
+    """Record launches of the specs, given as MODE:SPEC, MODE/DTYPE:SPEC or shared, and compile them."""
     JITFunction.run = _record
     for spec in specs:
         mode, _, text = spec.partition(":")
@@ -196,6 +199,8 @@ def main(specs: list[str]) -> int:
             wide = launch[2].get("ALIGNED") and name in ("collect_kernel", "floats_kernel")
             if wide and ptx and not re.search(r"ld\.global\S*\.v4\.b32", ptx):
                 found.append("no loads of 16 bytes")
+            if wide and ptx and launch[2]["GRAD_TYPE"] and not HALVES.search(ptx):
+                found.append("no loads of 4 elements of 16 bits")
             if found:
                 faults += 1
                 print(f"{target.arch} {key}: {', '.join(found)}")

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from itertools import chain
+from typing import Any
 
 import torch
 
 from gradcomp_torch import staging
+from gradcomp_torch.devices import TensorArray, convert
+from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.gpu.graphs import Replayed
 from gradcomp_torch.host_copies import HostCopies
 from gradcomp_torch.staging import Staging, computed_by_now
@@ -76,6 +80,7 @@ def main() -> None:
                     checks += 1
     checks += work_on_another_stream()
     checks += work_after_a_late_stream()
+    checks += gradients_for_another_thread()
     checks += work_of_two_threads()
     checks += many_recordings()
     print(f"{checks} checks")
@@ -92,6 +97,41 @@ def work_after_a_late_stream() -> int:
         staged.wait()
         assert torch.equal(found, values), "read before the current stream computed it"
     return 1
+
+
+class _Device:
+    """A device that makes arrays."""
+
+    def array(self, *given: Any) -> TensorArray:
+        return TensorArray(self, *given)  # type: ignore[arg-type]
+
+
+def gradients_for_another_thread() -> int:
+    """Copies of gradients as float32, and gradients of 16 bits, which the side stream converts, are complete there."""
+    values = torch.randn(64)
+    checks = 0
+    for beside in (False, True):
+        with pretended(late=True):
+            grads = {"16 bits": _buffer(torch.bfloat16), "a layout": _buffer().view(8, 8).t()}
+            own = torch.Stream(DEVICE)
+            with own if beside else nullcontext():
+                for grad in grads.values():
+                    grad.record_stream(own)
+                    grad.copy_(on_device(values.to(grad.dtype).view(grad.shape)))
+                arrays = FloatCopies().arrays(grads, _Device(), beside=beside)  # type: ignore[arg-type]
+            made: list[Any] = list(arrays.values())
+            events = [array.computed for array in made]
+            assert all(event is not None for event in events) is beside
+            memory = list(chain.from_iterable(array.memory for array in made))
+            with Staging(DEVICE).beside(memory, filter(None, events)) as s:
+                convert(made)
+                found = [s.fetch(array.tensor) for array in made]
+            s.wait()
+            for (name, grad), floats in zip(grads.items(), found, strict=True):
+                wanted = values.to(grad.dtype).float().view(grad.shape)
+                assert torch.equal(floats, wanted), f"{name}: read before it was copied"
+                checks += 1
+    return checks
 
 
 def work_of_two_threads() -> int:

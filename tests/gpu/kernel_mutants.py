@@ -192,6 +192,11 @@ MUTANTS = {
     ),
     "the product is not weighted": ("added:fp16", "real(row, WEIGHT) * value", "value"),
     "one bit for all elements of a byte": ("added:sign", "(i % 8)) & 1", "(i * 0)) & 1"),
+    "gradients of 16 bits are of the other type": (
+        "sixteen",
+        "float_from_half(half) if GRAD_TYPE == FP16",
+        "float_from_half(half) if GRAD_TYPE != FP16",
+    ),
     "both means are the first": ("added:onebit", "tl.load(scales + 1)", "tl.load(scales)"),
     "the last block is whole": (
         "added:terngrad",
@@ -299,6 +304,6 @@ GUARDED = (
 )
 """Those that read or write beyond a tensor."""
 
-GROUPS = ("bases", "matrices", "rotated")
+GROUPS = ("bases", "matrices", "rotated", "sixteen")
 LAUNCHES = sorted({launch for launch, _, _ in MUTANTS.values()} - {*GROUPS})
 """What the mutants change, next to groups of comparisons."""

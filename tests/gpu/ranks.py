@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from itertools import product
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -18,6 +19,8 @@ from gradcomp import EncodeItem, Pipeline, get_codec
 from gradcomp.codec.batch_items import PeerItem
 from gradcomp.codec.devices import HOST
 from gradcomp.runtime.loopback import run_rounds
+from gradcomp_torch import devices as torch_devices
+from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.gpu.device import TorchDevice
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.peer_device import DirectDevice
@@ -75,6 +78,7 @@ def main() -> None:
     print(f"{compare_direct()} steps compared, from device to device")
     print(f"{compare_scattered()} steps compared, of a reduce-scatter")
     print(f"{compare_numbers()} sums compared, from device to device")
+    print(f"{compare_halves()} steps compared, of gradients of 16 bits")
 
 
 def compare_direct() -> int:
@@ -195,6 +199,63 @@ def compare_numbers() -> int:
         device.decode_numbers(of_ranks[0], to_decode, numbers)
         for out, wanted in zip(outs, expected, strict=True):
             assert device.to_host(out).tobytes() == wanted.tobytes()
+            compared += 1
+    return compared
+
+
+class _Halves:
+    """A device of gradients of 16 bits."""
+
+    def __init__(self, device: TorchDevice, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._copies = FloatCopies()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def from_host(self, grad: np.ndarray) -> Any:
+        given = {str(grad.shape): torch.tensor(grad).to(self._dtype)}
+        (array,) = self._copies.arrays(given, self._device).values()
+        return array
+
+
+def compare_halves() -> int:
+    """Kernels read gradients of 16 bits, where a residual is fed back; else they are converted once in a step."""
+    conversions = []
+    copy = torch_devices.foreach_copy_
+    torch_devices.foreach_copy_ = lambda floats, halves: (
+        conversions.extend(floats) or copy(floats, halves)
+    )
+    uses = [
+        (["residual|topk(ratio=0.2)", "residual|int8(bucket=64)", "residual(lr=scale)|sign"], 0),
+        (["momentum_correction(momentum=0.9)|topk(ratio=0.2)"] * 3, 0),
+        (["residual|rotate|uniform(bits=4)", "topk(ratio=0.1)", "ef21|topk(ratio=0.2)"], 2),
+    ]
+    compared = 0
+    ways = [("auto", "gather"), ("direct", "gather"), ("direct", "sra")]
+    for (device, exchange), (specs, converted) in product(ways, uses):
+        rules = rules_of(dict(zip(SHAPES, specs, strict=True)), "{}")
+        config = configured(specs[0], rules=rules, exchange=exchange, device=device)
+        dtype = (torch.bfloat16, torch.float16)[compared // 2 % 2]
+        made = DirectDevice if device == "direct" else TorchDevice
+        there = [_Halves(made(torch.device("cpu")), dtype) for _ in range(RANKS)]
+        ranks, alone = ranks_of(config), ranks_of(config)
+        for step in range(2):
+            for rank in (*ranks, *alone):
+                rank.set_lr(0.1 / (1 + step))
+            grads = {
+                name: [torch.tensor(grad).to(dtype).float().numpy() for grad in of_ranks]
+                for name, of_ranks in gradients(step).items()
+            }
+            conversions.clear()
+            found = average(ranks, there, grads, overwrite=True)
+            if len(conversions) != converted * RANKS:
+                raise AssertionError(f"{specs}, {device}: {len(conversions)} are converted")
+            if found != average(alone, [HOST] * RANKS, grads):
+                raise AssertionError(f"{specs}, {device}: averages differ in step {step}")
+            if [residuals(one) for one in ranks] != [residuals(one) for one in alone]:
+                raise AssertionError(f"{specs}, {device}: states differ in step {step}")
             compared += 1
     return compared
 

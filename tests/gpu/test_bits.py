@@ -12,7 +12,7 @@ from gpu.processes import DEFAULT_SHARE, interpret
 from support.scope import FULL, by_scope
 
 GROUPS = (
-    *("topk", "topk_state", "sampled_topk", "half", "quantized"),
+    *("topk", "topk_state", "sampled_topk", "half", "sixteen", "quantized"),
     *("signs", "ternary", "rotated", "randomk", "added", "peer", "bases", "matrices"),
 )
 LEAST = dict.fromkeys(GROUPS, by_scope(50, 1000)) | {"topk_state": by_scope(30, 60)}

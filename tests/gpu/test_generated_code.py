@@ -15,7 +15,13 @@ from gpu.processes import run
 
 SPECS = {
     "dense": (
-        *("feedback:identity", "plain:fp16", "feedback:fp16(overflow=saturate)", "nesterov:bf16"),
+        *(
+            "feedback:identity",
+            "feedback/float16:fp16",
+            "plain:fp16",
+            "feedback:fp16(overflow=saturate)",
+            "nesterov:bf16",
+        ),
         *("feedback:qsgd(levels=127)", "feedback:int8", "feedback:int4(rounding=stochastic)"),
         *("feedback:uniform(bits=4,rounding=stochastic)", "feedback:uniform(bits=8)"),
         *("feedback:sign", "feedback:onebit", "feedback:terngrad"),
@@ -23,7 +29,11 @@ SPECS = {
         "nesterov:rotate|uniform(bits=8,rounding=stochastic)",
     ),
     "sparse": (
-        *("correction:topk(ratio=0.01)", "feedback:topk(ratio=0.3,values=fp16)"),
+        *(
+            "feedback/bfloat16:topk(ratio=0.01)",
+            "correction:topk(ratio=0.01)",
+            "feedback:topk(ratio=0.3,values=fp16)",
+        ),
         *(
             f"feedback:topk(ratio=0.01,values={type_})"
             for type_ in ("int8", "sign", "means", "2bit")

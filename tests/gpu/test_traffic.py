@@ -35,6 +35,9 @@ EXPECTED = {
     "int4": 12.5,
     "rotate|uniform(bits=4)": 40.5,
     "topk(ratio=0.01)": topk(0.013),
+    # The gradient has 2 bytes per element, and no copy as float32, which would read 2 and write 4.
+    "bf16:topk(ratio=0.01)": topk(0.013) - 2,
+    "bf16:int8": 11.0,
     # One of 16 tiles has nearly all candidates, more than slots, and is read by 4 kernels.
     "rows:topk(ratio=0.01)": topk(0) + 4 * 4 / 16,
     # The average is written once, whatever the number of ranks.

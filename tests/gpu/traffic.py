@@ -97,7 +97,8 @@ def _settle(gradient: torch.Tensor) -> None:
 
 
 def main(numel: int, specs: list[str]) -> None:
-    """Launch each spec once for a gradient of ``numel`` normal numbers; rows:SPEC for one with rows that are larger."""
+    """Launch each spec once for a gradient of ``numel`` normal numbers; rows:SPEC for one with rows that are larger,
+    bf16:SPEC for one of bfloat16."""
     interpreter.InterpreterBuilder.create_masked_load = _counting_load
     interpreter.InterpreterBuilder.create_masked_store = _counting_store
     interpreter.GridExecutor.__call__ = _counting_run
@@ -119,6 +120,8 @@ def main(numel: int, specs: list[str]) -> None:
             _settle(gradient)
         else:
             encoder = codecs.encoder(spec, [numel], torch.device("cpu"))
+            if kind == "bf16":
+                gradient = gradient.bfloat16()
             Launches(encoder).run([LaunchItem(gradient, torch.zeros(numel))])
         found = {
             kernel: {"launches": count, "bytes": _read[kernel] / numel}

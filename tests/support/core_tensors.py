@@ -28,7 +28,7 @@ from gradcomp.exchange.algorithms.factor_device import (
 )
 from gradcomp.exchange.algorithms.low_rank import is_safe
 from gradcomp_torch.device_messages import DeviceMessage
-from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.devices import Halves, TensorArray
 from gradcomp_torch.staging import Staging
 from support.core_device import CoreDevice
 
@@ -172,9 +172,14 @@ class CoreTensors(CoreDevice):
             m, to = self._elements(work.m), self._elements(work.average)
             HOST_PRODUCTS.apply([ApplyItem(m, to, work.begun, *four, is_safe(sent))])
 
-    def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
+    def array(
+        self,
+        tensor: torch.Tensor,
+        computed: torch.Event | None = None,
+        halves: Halves | None = None,
+    ) -> Any:
         assert computed is None, "the host computes at once"
-        return TensorArray(self, tensor)
+        return TensorArray(self, tensor, halves=halves)
 
     def _array(self, elements: FloatArray) -> Any:
         return self.array(torch.from_numpy(elements))

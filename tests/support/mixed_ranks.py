@@ -41,11 +41,14 @@ def average(
     devices: Sequence[Device],
     grads: Mapping[str, Sequence[np.ndarray]],
     run: Callable[[Sequence[Any]], Sequence[Any]] = run_rounds,
+    *,
+    overwrite: bool = False,
 ) -> list[dict[str, bytes]]:
     """One step; each rank's gradients are on its device where its pipeline takes them there.
 
     Args:
         run: makes the requests of one round of each rank.
+        overwrite: averages may overwrite the gradients.
     """
     resolved = [pipeline.resolve_all(SHAPES) for pipeline in pipelines]
     results: list[dict[str, bytes]] = [{} for _ in pipelines]
@@ -57,7 +60,10 @@ def average(
                 grad = grads[name][rank]
                 there = pipeline.on_device(resolved[rank][name], device)
                 given[name] = device.from_host(grad) if there else grad
-            rounds.append(pipeline.bucket_round(names[0], given, resolved=resolved[rank]))
+            resolved_here = resolved[rank]
+            rounds.append(
+                pipeline.bucket_round(names[0], given, overwrite=overwrite, resolved=resolved_here)
+            )
         for result, of_rank in zip(results, run(rounds), strict=True):
             for name, one in zip(names, of_rank, strict=True):
                 result[name] = device_of(one).to_host(one).tobytes()

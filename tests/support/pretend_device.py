@@ -174,11 +174,11 @@ class Tensor(torch.Tensor):
         _refuse_waits(op, options)
         if torch.device(options.pop("device", DEVICE)) != DEVICE:
             raise AssertionError(f"{op} waits for a copy to the host")
-        if _late and args and op._schema.is_mutable and isinstance(args[0], Tensor):
+        if _late and args and op._schema.is_mutable and isinstance(args[0], Tensor | list):
             _current_stream().work.append(
                 lambda: op(*tree_map(_raw, args), **tree_map(_raw, options))
             )
-            return args[0]
+            return args[0] if isinstance(args[0], Tensor) else None
         if not op.is_view:
             _current_stream().run()
         result = op(*tree_map(_raw, args), **tree_map(_raw, options))

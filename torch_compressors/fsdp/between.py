@@ -198,12 +198,12 @@ class FSDPCompression(Closing, ShardedControls):
         dense = self._devices.direct is not None and self._pipeline.sends_dense(resolved)
         if not dense and not self._pipeline.on_device(resolved, device):
             return False
-        grad = self._floats.of({name: shard.reshape(1, -1)})[name]
         if dense:
+            grad = self._floats.of({name: shard.reshape(1, -1)})[name]
             self._pipeline.count_dense({name: grad.nbytes})
             (average,) = self._driver.run(sum_together(name, [grad]))
         else:
-            array = device.array(grad)
+            array = self._floats.arrays({name: shard.reshape(1, -1)}, device)[name]
             round_ = self._pipeline.round(name, array, shard.nbytes, resolved, overwrite=True)
             found: Any = self._driver.run(round_)
             average = found.tensor if isinstance(found, TensorArray) else torch.from_numpy(found)

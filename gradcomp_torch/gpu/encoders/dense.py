@@ -76,6 +76,7 @@ class Floats(Dense):
             TYPE=self.type,
             SATURATE=self.saturate,
             MODE=mode.mode,
+            GRAD_TYPE=mode.grad_type,
             ALIGNED=mode.aligned,
             TILE=tiling.TILE,
             **EXACT,

@@ -36,6 +36,7 @@ class Bucketed(Dense):
             BUCKET=self.size,
             GROUP=self.tile(self.params) // self.size,
             MODE=mode.mode,
+            GRAD_TYPE=mode.grad_type,
             ALIGNED=mode.aligned,
             **constants,
             **EXACT,

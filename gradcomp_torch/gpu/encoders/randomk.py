@@ -50,7 +50,7 @@ class RandomK(Dense):
         feeds_back = mode.mode != correct.PLAIN.value
         if feeds_back:
             self.flags.zero_()
-            correct.correct_kernel[tiles](*of, **common, **EXACT)
+            correct.correct_kernel[tiles](*of, GRAD_TYPE=mode.grad_type, **common, **EXACT)
         places.gather_kernel[(self.blocks.programs,)](
             table,
             self.blocks.tensors,

@@ -69,7 +69,8 @@ class RotatedUniform(Dense):
 
     def rotate(self, table: torch.Tensor, mode: Mode) -> None:
         """Launch the correction and rotation alone: 8 bytes per element without error feedback."""
-        common = {"MODE": mode.mode, "ALIGNED": mode.aligned, "num_warps": WARPS, **EXACT}
+        kinds = {"MODE": mode.mode, "GRAD_TYPE": mode.grad_type, "ALIGNED": mode.aligned}
+        common = {**kinds, "num_warps": WARPS, **EXACT}
         blocks, rests = self.blocks, self.rests
         rotate.rotate_kernel[(blocks.programs,)](table, blocks.tensors, REST=False, **common)
         if rests.programs:

@@ -39,6 +39,7 @@ class Summed(Dense):
         signs.measure_kernel[(self.chunks.programs,)](
             *(table, self.chunks.tensors, self.sums, self.counts),
             MODE=mode.mode,
+            GRAD_TYPE=mode.grad_type,
             ALIGNED=mode.aligned,
             PIECE=tiling.PIECE,
             num_warps=2,  # more would repeat the sums of 16 lanes

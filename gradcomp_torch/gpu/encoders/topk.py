@@ -147,11 +147,19 @@ class TopK(Encoder):
         """Correct the residuals, and copy the elements that reach a guess."""
         slots = (self.counts, self.slot_indices, self.slot_values)
         select.guess_kernel[(len(self.kept),)](
-            table, self.state, mode.mode, S=self.SAMPLE, STEPS=16, num_warps=16, **EXACT
+            table,
+            self.state,
+            mode.mode,
+            mode.grad_type,
+            S=self.SAMPLE,
+            STEPS=16,
+            num_warps=16,
+            **EXACT,
         )
         select.collect_kernel[(self.bucket.tiles.programs,)](
             *(table, self.bucket.tiles.tensors, self.state, *slots),
             MODE=mode.mode,
+            GRAD_TYPE=mode.grad_type,
             ALIGNED=mode.aligned,
             TILE=tiling.TILE,
             ROOM=self.room,

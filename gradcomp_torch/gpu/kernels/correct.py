@@ -2,7 +2,8 @@
 
 `MODE` of a launch: `PLAIN` reads the gradient; `FEEDBACK` is ``beta * residual + gamma * grad``;
 `CORRECTION` and `NESTEROV` add the momentum to the residual (Lin et al., "Deep Gradient Compression",
-ICLR 2018, section 3.2).
+ICLR 2018, section 3.2). `GRAD_TYPE` is that of the gradient, one of value_types.py's first three; with
+`PLAIN` it is float32.
 
 A NaN that arithmetic makes has the bits that the hardware gives it: NVIDIA's are 0x7FFFFFFF, whatever
 the payload of an operand. So NaN sent from there and from x86 may differ; none of them stays in memory.
@@ -11,7 +12,14 @@ the payload of an operand. So NaN sent from there and from x86 may differ; none 
 import triton
 import triton.language as tl
 
-from gradcomp_torch.gpu.kernels.bits import INF, bits_of, magnitude, zero_nonfinite
+from gradcomp_torch.gpu.kernels.bits import (
+    INF,
+    bits_of,
+    float_from_bfloat,
+    float_from_half,
+    magnitude,
+    zero_nonfinite,
+)
 from gradcomp_torch.gpu.kernels.table import (
     BETA,
     FIRST_TILE,
@@ -26,6 +34,7 @@ from gradcomp_torch.gpu.kernels.table import (
     span_of,
     whole,
 )
+from gradcomp_torch.gpu.kernels.value_types import FP16, FP32
 
 PLAIN = tl.constexpr(0)
 FEEDBACK = tl.constexpr(1)
@@ -35,14 +44,21 @@ NESTEROV = tl.constexpr(3)
 
 @triton.jit
 def corrected(
-    row, i, ok, MODE: tl.constexpr, STORE: tl.constexpr, ZERO: tl.constexpr, ALIGNED: tl.constexpr
+    row,
+    i,
+    ok,
+    MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
+    STORE: tl.constexpr,
+    ZERO: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """Corrected elements `i`, which exist where `ok`.
 
     The caller stores the residual. With STORE the momentum is stored here, with ZERO without its NaN
     and Inf.
     """
-    grad = tl.load(elements(row, GRAD, i, ALIGNED), mask=ok, other=0.0)
+    grad = _gradient(row, i, ok, GRAD_TYPE, ALIGNED)
     if MODE == PLAIN:
         x = grad
     else:
@@ -64,6 +80,20 @@ def corrected(
                     momentum = zero_nonfinite(momentum)
                 tl.store(to, momentum, mask=ok)
     return x
+
+
+@triton.jit
+def _gradient(row, i, ok, GRAD_TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Elements of the gradient as float32; those of 16 bits as torch converts them on the host."""
+    if GRAD_TYPE == FP32:
+        grad = tl.load(elements(row, GRAD, i, ALIGNED), mask=ok, other=0.0)
+    else:
+        to = tl.load(row + GRAD).to(tl.pointer_type(tl.uint16)) + i
+        if ALIGNED:
+            to = tl.multiple_of(to, 8)  # bytes of 4 elements
+        half = tl.load(to, mask=ok, other=0)
+        grad = float_from_half(half) if GRAD_TYPE == FP16 else float_from_bfloat(half)
+    return grad
 
 
 @triton.jit
@@ -109,6 +139,7 @@ def correct_kernel(
     tensors,
     flags,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -121,7 +152,7 @@ def correct_kernel(
     row = row_of(table, tensor)
     i = (tile - whole(row, FIRST_TILE)) * TILE + tl.arange(0, TILE)
     ok = i < whole(row, NUMEL)
-    x = corrected(row, i, ok, MODE, True, False, ALIGNED)
+    x = corrected(row, i, ok, MODE, GRAD_TYPE, True, False, ALIGNED)
     tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=ok)
     if tl.max(tl.where(ok, magnitude(x), 0), axis=0) >= INF:
         tl.atomic_or(flags + tensor, 1, sem="relaxed")

@@ -38,6 +38,7 @@ def floats_kernel(
     TYPE: tl.constexpr,
     SATURATE: tl.constexpr,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -49,9 +50,9 @@ def floats_kernel(
     n = whole(row, NUMEL)
     begin = (tile - whole(row, FIRST_TILE)) * TILE
     if begin + TILE <= n:
-        _floats(row, begin, n, TYPE, SATURATE, MODE, ALIGNED, TILE, True)
+        _floats(row, begin, n, TYPE, SATURATE, MODE, GRAD_TYPE, ALIGNED, TILE, True)
     else:
-        _floats(row, begin, n, TYPE, SATURATE, MODE, ALIGNED, TILE, False)
+        _floats(row, begin, n, TYPE, SATURATE, MODE, GRAD_TYPE, ALIGNED, TILE, False)
 
 
 @triton.jit
@@ -62,6 +63,7 @@ def _floats(
     TYPE: tl.constexpr,
     SATURATE: tl.constexpr,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     FULL: tl.constexpr,
@@ -71,7 +73,7 @@ def _floats(
         ok = tl.full((TILE,), True, tl.int1)
     else:
         ok = i < n
-    x = corrected(row, i, ok, MODE, True, True, ALIGNED)
+    x = corrected(row, i, ok, MODE, GRAD_TYPE, True, True, ALIGNED)
     if TYPE == FP32:
         tl.store(tl.multiple_of(floats(row, OUT) + i, 16), x, mask=ok)
         decoded = x
@@ -116,6 +118,7 @@ def qsgd_kernel(
     BUCKET: tl.constexpr,
     GROUP: tl.constexpr,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """qsgd of a norm max, as csrc/codecs/quantize/dithered_codec.cpp; BITS of a level divide 8.
@@ -129,7 +132,7 @@ def qsgd_kernel(
     begin = (tile - whole(row, FIRST_TILE)) * TILE
     i = begin + tl.arange(0, TILE)
     ok = i < n
-    x = corrected(row, i, ok, MODE, True, True, ALIGNED)
+    x = corrected(row, i, ok, MODE, GRAD_TYPE, True, True, ALIGNED)
     largest = tl.max(tl.reshape(tl.where(ok, magnitude(x), 0), (GROUP, BUCKET)), axis=1)
     # Just below the largest float, so that levels decode to finite numbers.
     norm = float_of(tl.where(largest >= INF, NAN, tl.minimum(largest, 0x7F7FFFF8)))
@@ -166,6 +169,7 @@ def integer_kernel(
     BUCKET: tl.constexpr,
     GROUP: tl.constexpr,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """int8 (LIMIT 127) and int4 (7), as csrc/codecs/quantize/int8_int4.cpp.
@@ -179,7 +183,7 @@ def integer_kernel(
     begin = (tile - whole(row, FIRST_TILE)) * TILE
     i = begin + tl.arange(0, TILE)
     ok = i < n
-    x = corrected(row, i, ok, MODE, True, True, ALIGNED)
+    x = corrected(row, i, ok, MODE, GRAD_TYPE, True, True, ALIGNED)
     largest = tl.max(tl.reshape(tl.where(ok, magnitude(x), 0), (GROUP, BUCKET)), axis=1)
     finite = largest < INF
     limit = tl.full((GROUP,), LIMIT, tl.float32)
@@ -259,6 +263,7 @@ def uniform_kernel(
     BUCKET: tl.constexpr,
     GROUP: tl.constexpr,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """uniform with TOP + 1 levels of BITS bits, which divide 8: csrc/codecs/quantize/uniform.cpp.
@@ -272,7 +277,7 @@ def uniform_kernel(
     begin = (tile - whole(row, FIRST_TILE)) * TILE
     i = begin + tl.arange(0, TILE)
     ok = i < n
-    x = corrected(row, i, ok, MODE, True, True, ALIGNED)
+    x = corrected(row, i, ok, MODE, GRAD_TYPE, True, True, ALIGNED)
     largest = tl.max(tl.reshape(tl.where(ok, magnitude(x), 0), (GROUP, BUCKET)), axis=1)
     finite = largest < INF
     outermost = float_of(tl.where(finite, largest, 0))

@@ -152,7 +152,14 @@ def _own_block(table, tensors, REST: tl.constexpr):
 
 
 @triton.jit
-def rotate_kernel(table, tensors, REST: tl.constexpr, MODE: tl.constexpr, ALIGNED: tl.constexpr):
+def rotate_kernel(
+    table,
+    tensors,
+    REST: tl.constexpr,
+    MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
     """Corrects a block in the residual and writes it rotated; or a tensor's rest, in a later launch.
 
     16 bytes per element with feedback, 8 without.
@@ -162,13 +169,13 @@ def rotate_kernel(table, tensors, REST: tl.constexpr, MODE: tl.constexpr, ALIGNE
     to = floats(row, ROTATED) + i
     if REST:
         fresh = inside & (i >= covered)
-        x = corrected(row, i, fresh, MODE, True, True, False)
+        x = corrected(row, i, fresh, MODE, GRAD_TYPE, True, True, False)
         rotated = tl.load(to, mask=inside & (i < covered), other=0.0)
         turned = tl.where(fresh, x, rotated)
         residual = elements(row, RESIDUAL, i, False)
     else:
         fresh = inside
-        x = corrected(row, i, fresh, MODE, True, True, ALIGNED)
+        x = corrected(row, i, fresh, MODE, GRAD_TYPE, True, True, ALIGNED)
         turned = x
         residual = elements(row, RESIDUAL, i, ALIGNED)
     if MODE != PLAIN:

@@ -59,7 +59,14 @@ EXACT = tl.constexpr(-1)  # instead of a threshold: the k largest elements are k
 
 
 @triton.jit
-def guess_kernel(table, state, MODE: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr):
+def guess_kernel(
+    table,
+    state,
+    MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
+    S: tl.constexpr,
+    STEPS: tl.constexpr,
+):
     """Sets the state back; its guess is a magnitude that a little more than k should reach.
 
     Bisects the upper STEPS bits of at most S sampled elements. A program for each tensor.
@@ -70,7 +77,7 @@ def guess_kernel(table, state, MODE: tl.constexpr, S: tl.constexpr, STEPS: tl.co
     # A stride has 32 bits, and so has every sampled index.
     i = (at // RUN) * whole(row, STRIDE) + at % RUN
     ok = (at // RUN < whole(row, RUNS)) & (i < whole(row, NUMEL))
-    x = corrected(row, i, ok, MODE, False, False, False)
+    x = corrected(row, i, ok, MODE, GRAD_TYPE, False, False, False)
     m = tl.where(ok, magnitude(x), -1)
     rank = whole(row, RANK)
     low = rank * 0
@@ -92,6 +99,7 @@ def collect_kernel(
     slot_indices,
     slot_values,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
@@ -114,6 +122,7 @@ def collect_kernel(
             slot_indices,
             slot_values,
             MODE,
+            GRAD_TYPE,
             ALIGNED,
             TILE,
             ROOM,
@@ -130,6 +139,7 @@ def collect_kernel(
             slot_indices,
             slot_values,
             MODE,
+            GRAD_TYPE,
             ALIGNED,
             TILE,
             ROOM,
@@ -148,6 +158,7 @@ def _collect(
     slot_indices,
     slot_values,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
@@ -158,7 +169,7 @@ def _collect(
         ok = tl.full((TILE,), True, tl.int1)
     else:
         ok = i < n
-    x = corrected(row, i, ok, MODE, True, False, ALIGNED)
+    x = corrected(row, i, ok, MODE, GRAD_TYPE, True, False, ALIGNED)
     if MODE != PLAIN:
         tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=ok)
     m = magnitude(x)

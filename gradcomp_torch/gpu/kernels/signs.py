@@ -47,6 +47,7 @@ def measure_kernel(
     counts,
     CODEC: tl.constexpr,
     MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     PIECE: tl.constexpr,
@@ -70,7 +71,7 @@ def measure_kernel(
     for piece in range(begin, end, PIECE):
         piece_end = tl.minimum(piece + PIECE, end)
         if MODE != PLAIN:
-            _correct(row, piece, piece_end, MODE, ALIGNED, PIECE)
+            _correct(row, piece, piece_end, MODE, GRAD_TYPE, ALIGNED, PIECE)
             tl.debug_barrier()  # other threads read the elements
         for at in range(piece, piece_end, 16 * UNROLL):
             for step in tl.static_range(UNROLL):
@@ -95,9 +96,17 @@ def measure_kernel(
 
 
 @triton.jit
-def _correct(row, begin, end, MODE: tl.constexpr, ALIGNED: tl.constexpr, PIECE: tl.constexpr):
+def _correct(
+    row,
+    begin,
+    end,
+    MODE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PIECE: tl.constexpr,
+):
     i = begin + tl.arange(0, PIECE)
-    x = corrected(row, i, i < end, MODE, True, True, ALIGNED)
+    x = corrected(row, i, i < end, MODE, GRAD_TYPE, True, True, ALIGNED)
     tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=i < end)
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 FIELDS = tl.constexpr(23)
 
 # Pointers to float32.
-GRAD = tl.constexpr(0)
+GRAD = tl.constexpr(0)  # or to 16 bits: see correct.py
 RESIDUAL = tl.constexpr(1)  # without error feedback the gradient, which is then only read
 MOMENTUM = tl.constexpr(2)
 

@@ -22,8 +22,9 @@ from horovod_compressors.torch import Compression
 from horovod_compressors.torch.encoder_thread import EncoderThread
 from support.pipelines import config_of
 from support.pretend_device import DEVICE, on_device, on_host, pretended
+from torch_compressors import GradientAverager
 from torch_compressors.ddp import compress_bucket
-from torch_compressors.fsdp import fsdp_reduce_scatter
+from torch_compressors.fsdp import fsdp_hook, fsdp_reduce_scatter
 from torch_compressors.fsdp.units import units_of
 
 cases = Cases()
@@ -251,6 +252,39 @@ def a_recorded_step_is_refused() -> None:
         grads = harness.gradients(there, 0)
         refused(lambda: arrive(opt, there, grads), ConfigError, f"Compression {recorded}")
         graph.capture_end()
+
+
+@cases
+def other_recorded_steps_are_refused() -> None:
+    """As above, by the adapters of FSDP and by `GradientAverager`, which call no hook of DDP or Horovod."""
+    join()
+    mesh = init_device_mesh("cpu", (hvd.size(), 1), mesh_dim_names=("replicate", "shard"))
+    between, scattered = (torch.nn.Linear(80, 64, bias=False) for _ in range(2))
+    fully_shard(between, mesh=mesh["shard"])
+    fully_shard(scattered, mesh=init_device_mesh("cpu", (hvd.size(),)))
+    hook = fsdp_hook("residual|topk(ratio=0.1)", between, mesh.get_group("replicate"))
+    scatter = fsdp_reduce_scatter("topk(ratio=0.1)", scattered)
+    (unit,) = units_of(scattered)
+    shard = on_device(torch.zeros(64 * 80))
+    parameter = torch.nn.Parameter(on_device(torch.zeros(64, 80)))
+    averager = GradientAverager("residual|topk(ratio=0.1)", [("w", parameter)])
+    pipelines = (hook._pipeline, scatter._pipeline, averager.pipeline)
+    before = [pipeline.stats.sent_bytes for pipeline in pipelines]
+    with pretended() as log, torch.Stream(DEVICE):  # type: ignore[attr-defined]
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for name, call in (
+            ("fsdp_hook", lambda: hook._average("", shard)),
+            (
+                "fsdp_reduce_scatter",
+                lambda: scatter.reduce(unit, shard[::2], shard, dist.ReduceOp.SUM),
+            ),
+            ("GradientAverager.average()", averager.average),
+        ):
+            refused(call, ConfigError, f"{name} cannot be recorded in a CUDA graph")
+        graph.capture_end()
+    assert (log.to_host, log.to_device, log.waits) == ([], [], 0)
+    assert [pipeline.stats.sent_bytes for pipeline in pipelines] == before
 
 
 def average_on_device(
