@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from gpu.processes import run
 
@@ -77,3 +78,15 @@ def test_counted_bytes_are_the_documented_ones() -> None:
         assert expected - TABLE <= counted <= expected + 2 * TABLE, (spec, kernels)
         if spec in LAUNCHES:
             assert sum(of_kernel["launches"] for of_kernel in kernels.values()) == LAUNCHES[spec]
+
+
+def test_the_table_of_counts_has_each_kernel() -> None:
+    done = run("counts.py", "bf16:fp16")
+    assert done.returncode == 0, done.stderr
+    head, _, row = done.stdout.splitlines()
+    assert head == "| spec | kernel | launches | bytes | registers | barriers | fences | atomics |"
+    numbers = re.fullmatch(r"\| bf16:fp16 \| floats_kernel \| 1 \| 12\.0\d ((?:\| \d+ )+)\|", row)
+    assert numbers is not None, row
+    registers, *others = map(int, re.findall(r"\d+", numbers[1]))
+    assert 32 <= registers < 128
+    assert others[1:] == [0, 0]
