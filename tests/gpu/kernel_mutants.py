@@ -221,8 +221,8 @@ MUTANTS = {
     ),
     "each rank begins anew": (
         "peer:int8",
-        "            start = fields.HELD\n",
-        "",
+        "total += real(of_rank, WEIGHT) * (_float(payload, bucket, ok)",
+        "total = real(of_rank, WEIGHT) * (_float(payload, bucket, ok)",
     ),
     "sums begin with what was there": ("peer:topk(ratio=0.1)", "if not BEGUN:", "if BEGUN:"),
     "lower bits in one word": (
@@ -260,8 +260,8 @@ MUTANTS = {
     ),
     "a rest's shared elements are added": (
         "added:rotate|uniform(bits=4)",
-        "inside = inside & (i >= covered)",
-        "inside = inside",
+        "ends_here = inside & (i >= covered) if REST else inside",
+        "ends_here = inside",
     ),
     "a NaN scale stays in its block, added": (
         "added:rotate|uniform(bits=4)",
@@ -281,8 +281,8 @@ MUTANTS = {
         "less = (i + lane < n) & (taken <= least)",
     ),
     "NaN in a basis": ("bases", "zero_nonfinite(x).to(tl.float64)", "x.to(tl.float64)"),
-    "NaN is kept": ("matrices", "zero_nonfinite(mean)", "mean"),
-    "2^60 is safe": ("matrices", "tl.abs(sent) < SAFE", "tl.abs(sent) <= SAFE"),
+    "NaN is kept": ("matrices", "lane, zero_nonfinite(x), mask=ok", "lane, x, mask=ok"),
+    "2^60 is safe": ("matrices", "tl.abs(x) < SAFE", "tl.abs(x) <= SAFE"),
     "M loses the average": ("matrices", "gain if SAME else", "gain if not SAME else"),
     "averages begin anew": ("matrices", "if whole(row, BEGUN) == 0:", "if whole(row, BEGUN) >= 0:"),
     "one vector less": (

@@ -8,9 +8,14 @@ import pytest
 
 from gpu.conftest import Mutate
 from gpu.kernel_mutants import GUARDED, MUTANTS
-from gpu.processes import DEFAULT_SHARE, interpret
+from gpu.processes import DEFAULT_SHARE, ROOT, interpret
 
 CASES = [pytest.param(name, marks=() if name in GUARDED else pytest.mark.full) for name in MUTANTS]
+
+
+def test_each_change_is_of_this_code() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "gradcomp_torch" / "gpu").rglob("*.py"))
+    assert [name for name, (_, before, _) in MUTANTS.items() if before not in code] == []
 
 
 @pytest.mark.parametrize("name", CASES)
