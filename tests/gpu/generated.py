@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from gpu.adaptive_kernels import levels_kernel, product_kernel
 from gpu.comparisons import ADDED
 from gradcomp.exchange.algorithms.factor_device import ProductItem, SettleItem
 from gradcomp_torch.gpu import add, codecs, peer_sums
@@ -38,6 +39,7 @@ TYPES = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.uint8: "*u8",
+    torch.uint16: "*u16",
 }
 ALL = GPUTarget("cuda", 90, 32)
 OTHERS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64))
@@ -174,6 +176,19 @@ def _launch_shared() -> None:
     Poison([5], torch.device("cpu")).launch([torch.zeros(5)])
 
 
+def _launch_adaptive() -> None:
+    """What adaptive_kernels.py has, with the fewest and the most states."""
+    numbers, elements = torch.zeros(16, dtype=torch.int32), torch.zeros(16)
+    for lanes in (1, 32):
+        levels_kernel[(1,)](
+            *(numbers.to(torch.uint16), *[numbers] * 3, numbers.to(torch.int8), numbers, 1, 16),
+            LANES=lanes,
+            num_warps=1,
+            **EXACT,
+        )
+    product_kernel[(1, 1)](*[elements] * 3, 2, 4, 4, R=16, C=64, **EXACT)
+
+
 def main(specs: list[str]) -> int:
     """Record launches of the specs, given as MODE:SPEC, MODE/DTYPE:SPEC or shared, and compile them."""
     JITFunction.run = _record
@@ -181,6 +196,7 @@ def main(specs: list[str]) -> int:
         mode, _, text = spec.partition(":")
         if mode == "shared":
             _launch_shared()
+            _launch_adaptive()
         else:
             _launch(text, mode)
     faults = 0

@@ -42,7 +42,7 @@ SPECS = {
     ),
     "shared": ("shared",),
 }
-KERNELS = {"dense": 12, "sparse": 14, "shared": 20}
+KERNELS = {"dense": 12, "sparse": 14, "shared": 22}
 
 
 @pytest.mark.parametrize("kind", SPECS)
