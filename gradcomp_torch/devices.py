@@ -37,10 +37,15 @@ class TensorArray(DeviceArray):
         self.shape = tuple(tensor.shape)
         self.size = tensor.numel()
         self.nbytes = 4 * self.size
+        self._views: dict[int | tuple[int, ...], TensorArray] = {}
 
     def reshape(self, shape: int | tuple[int, ...]) -> Any:
-        """A view of another shape; -1 for a flat one."""
-        return TensorArray(self.device, self.tensor.reshape(shape), self.computed)
+        """A view of another shape; -1 for a flat one. The same object each time: views take microseconds."""
+        view = self._views.get(shape)
+        if view is None:
+            view = TensorArray(self.device, self.tensor.reshape(shape), self.computed)
+            self._views[shape] = view
+        return view
 
     def __getitem__(self, elements: slice) -> Any:
         """A view of consecutive elements of a flat array."""

@@ -322,15 +322,23 @@ HOST: Device = _Host()
 
 def device_of(array: object) -> Device:
     """The device that holds an array; the host for all but `DeviceArray`."""
+    if isinstance(array, np.ndarray):  # quicker than asking an abstract class
+        return HOST
     return array.device if isinstance(array, DeviceArray) else HOST
 
 
 def peer_device_of(tensors: Sequence[EncodeItem]) -> PeerDevice | None:
     """The device from which all of the tensors travel to the other ranks' devices; None if they do not."""
     device = device_of(tensors[0].grad)
-    found = None
+    if device is HOST:
+        return None
+    found, codec = None, None
     for tensor in tensors:
-        found = device.to_peers(tensor.codec) if device_of(tensor.grad) is device else None
-        if found is None:
+        if device_of(tensor.grad) is not device:
             return None
+        if tensor.codec is not codec:
+            codec = tensor.codec
+            found = device.to_peers(codec)
+            if found is None:
+                return None
     return found
