@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -137,6 +138,8 @@ class _Plan:
         collected: all others, in the bucket's order.
         there: names of those that kernels of a device take.
         copied: those that travel through the host, from a device.
+        averages: of the last step; empty with some on the host.
+        apart: the gradients on a device that are not in the memory of these averages, with them.
     """
 
     def __init__(self, routes: int | None, grads: dict[str, torch.Tensor]) -> None:
@@ -147,6 +150,8 @@ class _Plan:
         self.collected: dict[str, Resolved] = {}
         self.there: list[str] = []
         self.copied: dict[str, torch.Tensor] = {}
+        self.averages: list[object] = []
+        self.apart: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._flat: dict[str, FloatArray] = {}
         self._floats: dict[str, FloatArray] = {}
         self._arrays: dict[str, FloatArray] = {}
@@ -575,38 +580,40 @@ class DDPCompression(Closing, ScalerControls):
             self.stats.count("allreduce", self._unused.nbytes)
             self._unused.ask(self._driver)
         names = [name for arrived in self._arrived if not arrived.sparse for name in arrived.grads]
-        averages = dict(zip(names, self._collector.averages(names), strict=True))
+        averages = iter(self._collector.averages(names))
         for arrived in self._arrived:
             if arrived.sparse:
                 with gloo.answered(next(iter(arrived.grads))):
                     arrived.work.wait()
                 arrived.future.set_result(arrived.buffer)
                 continue
-            there: dict[str, torch.Tensor] = {}
-            average: Any
-            for name, grad in arrived.grads.items():
-                average = averages[name]
-                if isinstance(average, TensorArray):
-                    average = average.tensor
-                if isinstance(average, torch.Tensor):
-                    if average.data_ptr() != grad.data_ptr():  # else already in place
-                        there[name] = (
-                            average if average.shape == grad.shape else average.view(grad.shape)
-                        )
-                    continue
-                result = torch.from_numpy(average)
-                to = grad if arrived.copies is None else arrived.copies.arrays[name]
-                if result.data_ptr() != to.data_ptr():  # else already in place
-                    to.copy_(result.view(to.shape))
-            if there:
-                foreach_copy_([arrived.grads[name] for name in there], list(there.values()))
-            if arrived.copies is not None:
-                arrived.copies.give_back(arrived.grads)
+            self._give(arrived, list(islice(averages, len(arrived.grads))))
             arrived.future.set_result(arrived.buffer)
         if self._unused is not None:
             self.pipeline.last_step.put_back(self._unused.dropped(self._driver))
         self._arrived.clear()
         self._collector.end_step()
+
+    def _give(self, arrived: _Arrived, averages: list[Any]) -> None:
+        """Replace the gradients of a bucket by their averages, where these are not in place already."""
+        plan = self._plans[arrived.number]
+        if not _same(averages, plan.averages):
+            plan.averages, plan.apart = averages, []
+            for (name, grad), average in zip(arrived.grads.items(), averages, strict=True):
+                there = average.tensor if isinstance(average, TensorArray) else average
+                if isinstance(there, torch.Tensor):
+                    if there.data_ptr() != grad.data_ptr():
+                        plan.apart.append((grad, there.view(grad.shape)))
+                    continue
+                plan.averages = []  # those of the host are other objects in each step
+                result = torch.from_numpy(average)
+                to = grad if arrived.copies is None else arrived.copies.arrays[name]
+                if result.data_ptr() != to.data_ptr():
+                    to.copy_(result.view(to.shape))
+        if plan.apart:
+            foreach_copy_([grad for grad, _ in plan.apart], [there for _, there in plan.apart])
+        if arrived.copies is not None:
+            arrived.copies.give_back(arrived.grads)
 
     def _check_complete(self) -> None:
         if self._arrived:
@@ -615,7 +622,7 @@ class DDPCompression(Closing, ScalerControls):
             )
 
 
-def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
     """Whether they are the same objects."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
 

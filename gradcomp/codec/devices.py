@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -322,9 +323,14 @@ HOST: Device = _Host()
 
 def device_of(array: object) -> Device:
     """The device that holds an array; the host for all but `DeviceArray`."""
-    if isinstance(array, np.ndarray):  # quicker than asking an abstract class
-        return HOST
-    return array.device if isinstance(array, DeviceArray) else HOST
+    kind: Any = type(array)
+    return array.device if _has_device(kind) else HOST  # type: ignore[attr-defined]
+
+
+@cache
+def _has_device(kind: Any) -> bool:
+    """Whether arrays of a type are on another device; abstract classes answer slowly."""
+    return issubclass(kind, DeviceArray)
 
 
 def peer_device_of(tensors: Sequence[EncodeItem]) -> PeerDevice | None:
