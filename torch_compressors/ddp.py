@@ -12,7 +12,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +44,7 @@ from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.staging import computed_by_now, refuse_recording
+from torch_compressors.gloo.bucket_plan import BucketPlan
 from torch_compressors.gloo.device_engine import TogetherSum, connect_devices
 from torch_compressors.gloo.engine import (
     SUMMABLE_DTYPES,
@@ -126,90 +127,6 @@ class _Views(NamedTuple):
         return _same(parameters, self.parameters) and self.buffer.is_set_to(buffer)
 
 
-class _Plan:
-    """How the gradients of a bucket travel: for one step, or as long as `Collector.routes` stay as they are.
-
-    Args:
-        routes: of the step.
-        grads: by name.
-
-    Attributes:
-        dense: names of those that travel uncompressed, those of a request together.
-        collected: all others, in the bucket's order.
-        there: names of those that kernels of a device take.
-        copied: those that travel through the host, from a device.
-        averages: of the last step; empty with some on the host.
-        apart: the gradients on a device that are not in the memory of these averages, with them.
-    """
-
-    def __init__(self, routes: int | None, grads: dict[str, torch.Tensor]) -> None:
-        self._routes = routes
-        self._grads = grads
-        self.nbytes = {name: grad.nbytes for name, grad in grads.items()}
-        self.dense: list[list[str]] = []
-        self.collected: dict[str, Resolved] = {}
-        self.there: list[str] = []
-        self.copied: dict[str, torch.Tensor] = {}
-        self.averages: list[object] = []
-        self.apart: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._flat: dict[str, FloatArray] = {}
-        self._floats: dict[str, FloatArray] = {}
-        self._arrays: dict[str, FloatArray] = {}
-
-    def holds(self, routes: int | None, grads: dict[str, torch.Tensor]) -> bool:
-        """Whether gradients travel as planned."""
-        return routes is not None and routes == self._routes and grads is self._grads
-
-    def add_dense(self, names: Iterable[str]) -> None:
-        """Let gradients travel uncompressed: large ones alone, the others in one request."""
-        small = []
-        for name in names:
-            if self.nbytes[name] < FUSED_BYTES:
-                small.append(name)
-            else:
-                self.dense.append([name])
-        if small:
-            self.dense.append(small)
-
-    def flat(self, name: str) -> FloatArray:
-        """A gradient of the host in its own dtype, flat; a copy, if its layout is not contiguous."""
-        flat = self._flat.get(name)
-        if flat is None:
-            grad = self._grads[name]
-            flat = grad.reshape(-1).numpy()
-            if grad.is_contiguous():
-                self._flat[name] = flat
-        return flat
-
-    def floats(self, name: str) -> FloatArray:
-        """A gradient of the host as contiguous float32; a copy, if it is not."""
-        floats = self._floats.get(name)
-        if floats is None:
-            grad = self._grads[name]
-            floats = grad.to(torch.float32).contiguous().numpy()
-            if grad.dtype == torch.float32 and grad.is_contiguous():
-                self._floats[name] = floats
-        return floats
-
-    def arrays(
-        self, device: TensorDevice, copies: FloatCopies, computed: torch.Event | None
-    ) -> dict[str, FloatArray]:
-        """The gradients that kernels of a device take.
-
-        Args:
-            copies: of those that are not contiguous float32.
-            computed: see `TensorArray`.
-        """
-        if len(self._arrays) < len(self.there) or computed is not None:
-            grads = {name: self._grads[name] for name in self.there}
-            floats = copies.of(grads)
-            arrays = {name: device.array(grad, computed) for name, grad in floats.items()}
-            if computed is not None or any(floats[name] is not grads[name] for name in grads):
-                return arrays
-            self._arrays = arrays
-        return self._arrays
-
-
 @dataclass
 class _Arrived:
     """A bucket of DDP, and its gradients by name: views in the layouts of their parameters."""
@@ -271,7 +188,7 @@ class DDPCompression(Closing, ScalerControls):
         self._unused: UnusedParameters | None = None
         self._arrived: list[_Arrived] = []
         self._views: dict[int, _Views] = {}
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, BucketPlan] = {}
         self._floats = FloatCopies()
         self._together: dict[torch.dtype, dict[str, torch.Tensor]] = {}
         self._together_bytes = 0
@@ -466,13 +383,13 @@ class DDPCompression(Closing, ScalerControls):
         for name, resolved in plan.collected.items():
             self._collector.add(resolved, plan.floats(name), plan.nbytes[name], beside=self._beside)
 
-    def _plan(self, arrived: _Arrived, device: TensorDevice | None) -> _Plan:
+    def _plan(self, arrived: _Arrived, device: TensorDevice | None) -> BucketPlan:
         """How a bucket's gradients travel in this step: as in the last one, unless something has changed."""
         routes, grads = self._collector.routes, arrived.grads
         plan = self._plans.get(arrived.number)
         if plan is not None and plan.holds(routes, grads):
             return plan
-        plan = self._plans[arrived.number] = _Plan(routes, grads)
+        plan = self._plans[arrived.number] = BucketPlan(routes, grads)
         on_host = device is None and arrived.buffer.device.type == "cpu"
         dense = []
         for name, grad in grads.items():
@@ -496,7 +413,7 @@ class DDPCompression(Closing, ScalerControls):
 
     def _start_dense(
         self,
-        plan: _Plan,
+        plan: BucketPlan,
         names: list[str],
         grads: Sequence[FloatArray],
         arrives: Callable[[], None] | None = None,
@@ -515,7 +432,7 @@ class DDPCompression(Closing, ScalerControls):
         grad.div_(world.size())
         arrived.work = keep(dist.all_reduce(grad, group=world, async_op=True))
 
-    def _add_together(self, arrived: _Arrived, plan: _Plan, names: Sequence[str]) -> None:
+    def _add_together(self, arrived: _Arrived, plan: BucketPlan, names: Sequence[str]) -> None:
         """Let gradients be all-reduced on their device, together with those of other buckets."""
         together = self._together.setdefault(arrived.buffer.dtype, {})
         for name in names:
@@ -547,7 +464,7 @@ class DDPCompression(Closing, ScalerControls):
         )
         return resolved, self._collector.route(resolved, sums_dtype=summable)
 
-    def _launch(self, arrived: _Arrived, device: TensorDevice | None, plan: _Plan) -> None:
+    def _launch(self, arrived: _Arrived, device: TensorDevice | None, plan: BucketPlan) -> None:
         """Start the work of a GPU on a bucket: kernels, and copies of the other gradients.
 
         Rounds start in the same order as on ranks without a GPU.
