@@ -34,6 +34,7 @@ __all__ = [
     "gather_into",
     "has_gradient_hooks",
     "ignores_joined_ranks",
+    "kernels_refusal",
     "require",
     "second_connection",
     "store_of",
@@ -43,6 +44,13 @@ __all__ = [
 
 LEAST = (2, 4)
 """The oldest PyTorch with which jobs were run."""
+
+LEAST_FOR_KERNELS = {"PyTorch": (2, 7), "Triton": (3, 6)}
+"""The oldest versions for kernels on a GPU: streams of devices, and Triton's compiler.
+
+Code of Triton 3.4 and 3.5 for sm_80 and sm_90 flushes denormals in `int8`, and 3.3 does not compile `topk`. That of 3.6
+has no such fault (tests/gpu/generated.py).
+"""
 
 COMPILED_PART = "_orig_mod"
 """The attribute of a module of torch.compile that has the module itself; 2.4 to 2.14."""
@@ -67,6 +75,16 @@ def check_version(version: str = torch.__version__) -> None:
 
 
 check_version()
+
+
+def kernels_refusal(triton: str, version: str = torch.__version__) -> str:
+    """Why versions of Triton and PyTorch do not run kernels; nothing if they do."""
+    for package, text in (("PyTorch", version), ("Triton", triton)):
+        found = re.match(r"(\d+)\.(\d+)", text)
+        least = LEAST_FOR_KERNELS[package]
+        if found is not None and (int(found[1]), int(found[2])) < least:
+            return f"{package} {text} is too old for kernels, which need {'.'.join(map(str, least))} or later"
+    return ""
 
 
 def require(owner: Any, name: str, least: str, part: str) -> None:

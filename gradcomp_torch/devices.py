@@ -68,6 +68,7 @@ class TensorArray(DeviceArray):
         self.shape = tuple(tensor.shape)
         self.size = tensor.numel()
         self.nbytes = 4 * self.size
+        self._views: dict[int | tuple[int, ...], TensorArray] = {}
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -96,8 +97,13 @@ class TensorArray(DeviceArray):
             self._halves.take()
 
     def reshape(self, shape: int | tuple[int, ...]) -> Any:
-        """A view of another shape; -1 for a flat one."""
-        return TensorArray(self.device, self._floats.reshape(shape), self.computed, self._halves)
+        """A view of another shape; -1 for a flat one. The same object each time: views take microseconds."""
+        view = self._views.get(shape)
+        if view is None:
+            floats = self._floats.reshape(shape)
+            view = TensorArray(self.device, floats, self.computed, self._halves)
+            self._views[shape] = view
+        return view
 
     def __getitem__(self, elements: slice) -> Any:
         """A view of consecutive elements of a flat array."""

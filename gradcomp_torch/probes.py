@@ -34,5 +34,8 @@ def cuda() -> str:
 
 def triton() -> str:
     """The import of Triton."""
-    importlib.import_module("triton")
+    package = importlib.import_module("triton")
+    refusal = importlib.import_module("gradcomp_torch.compat").kernels_refusal(package.__version__)
+    if refusal:
+        raise ProbeError(refusal)
     return f"triton {version('triton')}"

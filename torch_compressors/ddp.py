@@ -11,11 +11,13 @@
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +44,8 @@ from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.staging import refuse_recording
-from torch_compressors.gloo.device_engine import connect_devices, sum_together
+from torch_compressors.gloo.bucket_plan import BucketPlan
+from torch_compressors.gloo.device_engine import TogetherSum, connect_devices
 from torch_compressors.gloo.engine import (
     SUMMABLE_DTYPES,
     Closing,
@@ -55,6 +58,7 @@ from torch_compressors.gloo.keep_alive import keep
 from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.gloo.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.gloo.process_group import use_own_processors
+from torch_compressors.gloo.sums import FUSED_BYTES
 from torch_compressors.hook_model import UnusedParameters, WrappedModel, registered_with
 from torch_compressors.scaler import ScalerControls
 
@@ -115,7 +119,12 @@ class _Views(NamedTuple):
     """Gradients of a bucket by number, in memory that DDP mostly uses again in the next step."""
 
     buffer: torch.Tensor
+    parameters: list[torch.Tensor]
     grads: dict[str, torch.Tensor]
+
+    def are_of(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> bool:
+        """Whether they are the gradients of these parameters, in this buffer."""
+        return _same(parameters, self.parameters) and self.buffer.is_set_to(buffer)
 
 
 @dataclass
@@ -123,6 +132,7 @@ class _Arrived:
     """A bucket of DDP, and its gradients by name: views in the layouts of their parameters."""
 
     future: torch.futures.Future[torch.Tensor]
+    number: int
     buffer: torch.Tensor
     grads: dict[str, torch.Tensor]
     copies: HostCopies | None = None
@@ -178,7 +188,11 @@ class DDPCompression(Closing, ScalerControls):
         self._unused: UnusedParameters | None = None
         self._arrived: list[_Arrived] = []
         self._views: dict[int, _Views] = {}
+        self._plans: dict[int, BucketPlan] = {}
         self._floats = FloatCopies()
+        self._together: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+        self._together_bytes = 0
+        self._sums: dict[str, TogetherSum] = {}
         self._beside = False  # a thread encodes the gradients of this step
 
     def __getstate__(self) -> dict[str, Any]:
@@ -292,6 +306,8 @@ class DDPCompression(Closing, ScalerControls):
             self._clip(self._clip_norm)
             for waiting in self._arrived:
                 self._start(waiting)
+        if bucket.is_last():
+            self._start_together()
         self._driver.call_beside(gloo.flush)
         if bucket.is_last():
             self._release(gloo)
@@ -317,13 +333,15 @@ class DDPCompression(Closing, ScalerControls):
             [] if buffer.device.type == "cpu" else [buffer.device]
         )
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        names = [self._model.name(parameter) for parameter in bucket.parameters()]
+        parameters = bucket.parameters()
         if buffer.layout != torch.strided:
-            return _Arrived(future, buffer, dict.fromkeys(names, buffer))
+            names = map(self._model.name, parameters)
+            return _Arrived(future, bucket.index(), buffer, dict.fromkeys(names, buffer))
         known = self._views.get(bucket.index())
-        if known is None or not known.buffer.is_set_to(buffer) or list(known.grads) != names:
-            known = self._views[bucket.index()] = _Views(buffer, self._views_of(bucket, buffer))
-        return _Arrived(future, buffer, known.grads)
+        if known is None or not known.are_of(buffer, parameters):
+            known = _Views(buffer, parameters, self._views_of(bucket, buffer))
+            self._views[bucket.index()] = known
+        return _Arrived(future, bucket.index(), buffer, known.grads)
 
     def _views_of(self, bucket: GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The gradients of a bucket, by name; complex ones as pairs of real numbers."""
@@ -356,22 +374,54 @@ class DDPCompression(Closing, ScalerControls):
             self._start_sparse(arrived)
             return
         device = self._devices.of(arrived.buffer.device)
+        plan = self._plan(arrived, device)
         if device is not None or arrived.buffer.device.type != "cpu":
-            self._launch(arrived, device)
+            self._launch(arrived, device, plan)
             return
-        for name, grad in arrived.grads.items():
+        for names in plan.dense:
+            self._start_dense(plan, names, [plan.flat(name) for name in names])
+        for name, resolved in plan.collected.items():
+            self._collector.add(resolved, plan.floats(name), plan.nbytes[name], beside=self._beside)
+
+    def _plan(self, arrived: _Arrived, device: TensorDevice | None) -> BucketPlan:
+        """How a bucket's gradients travel in this step: as in the last one, unless something has changed."""
+        routes, grads = self._collector.routes, arrived.grads
+        plan = self._plans.get(arrived.number)
+        if plan is not None and plan.holds(routes, grads):
+            return plan
+        plan = self._plans[arrived.number] = BucketPlan(routes, grads)
+        on_host = device is None and arrived.buffer.device.type == "cpu"
+        dense = []
+        for name, grad in grads.items():
             resolved, route = self._route(name, grad)
             if route is Route.DENSE:
-                self._start_dense(arrived, name, grad.reshape(-1).numpy())
+                dense.append(name)
             else:
-                flat = grad.to(torch.float32).contiguous().numpy()
-                self._collector.add(resolved, flat, grad.nbytes, beside=self._beside)
+                plan.collected[name] = resolved
+            if on_host or (route is Route.DENSE and self._devices.direct is not None):
+                continue
+            if (
+                route is Route.DENSE
+                or device is None
+                or not self.pipeline.on_device(resolved, device)
+            ):
+                plan.copied[name] = grad
+            else:
+                plan.there.append(name)
+        plan.add_dense(dense)
+        return plan
 
-    def _start_dense(self, arrived: _Arrived, name: str, grad: FloatArray) -> None:
-        """Start the all-reduce of a gradient that travels uncompressed, in its own dtype."""
-        self.pipeline.count_dense({name: grad.nbytes})
-        arrives = None if arrived.copies is None else arrived.copies.wait
-        self._driver.start(name, dense_round(name, grad, arrives), beside=self._beside)
+    def _start_dense(
+        self,
+        plan: BucketPlan,
+        names: list[str],
+        grads: Sequence[FloatArray],
+        arrives: Callable[[], None] | None = None,
+    ) -> None:
+        """Start one all-reduce of gradients that travel uncompressed, in their own dtype."""
+        self.pipeline.count_dense({name: plan.nbytes[name] for name in names})
+        first, label = names[0], _label(names)
+        self._driver.start(first, dense_round(label, grads, arrives), names, beside=self._beside)
 
     def _start_sparse(self, arrived: _Arrived) -> None:
         """Start the all-reduce of a sparse gradient in the model's group, as DDP does without a hook."""
@@ -382,12 +432,27 @@ class DDPCompression(Closing, ScalerControls):
         grad.div_(world.size())
         arrived.work = keep(dist.all_reduce(grad, group=world, async_op=True))
 
-    def _start_together(self, grads: Mapping[str, torch.Tensor]) -> None:
-        """Start one all-reduce on the device of all gradients of a bucket that travel uncompressed."""
-        self.pipeline.count_dense({name: grad.nbytes for name, grad in grads.items()})
-        first = next(iter(grads))
-        round_ = sum_together(f"{first}+{len(grads) - 1}", list(grads.values()))
-        self._driver.start(first, round_, list(grads), beside=self._beside)
+    def _add_together(self, arrived: _Arrived, plan: BucketPlan, names: Sequence[str]) -> None:
+        """Let gradients be all-reduced on their device, together with those of other buckets."""
+        together = self._together.setdefault(arrived.buffer.dtype, {})
+        for name in names:
+            together[name] = arrived.grads[name]
+            self._together_bytes += plan.nbytes[name]
+        if self._together_bytes >= FUSED_BYTES:
+            self._start_together()
+
+    def _start_together(self) -> None:
+        """Start the all-reduces on the device, one for each dtype."""
+        for grads in self._together.values():
+            names, tensors = list(grads), list(grads.values())
+            label = _label(names)
+            known = self._sums.get(label)
+            if known is None or not _same(known.tensors, tensors):
+                known = self._sums[label] = TogetherSum(tensors)
+            self.pipeline.count_dense(dict(zip(names, known.nbytes, strict=True)))
+            self._driver.start(names[0], known.round(label), names, beside=self._beside)
+        self._together.clear()
+        self._together_bytes = 0
 
     def _route(self, name: str, grad: torch.Tensor) -> tuple[Resolved, Route]:
         resolved = self._collector.resolve(name, self._model.shapes[name])
@@ -399,40 +464,30 @@ class DDPCompression(Closing, ScalerControls):
         )
         return resolved, self._collector.route(resolved, sums_dtype=summable)
 
-    def _launch(self, arrived: _Arrived, device: TensorDevice | None) -> None:
+    def _launch(self, arrived: _Arrived, device: TensorDevice | None, plan: BucketPlan) -> None:
         """Start the work of a GPU on a bucket: kernels, and copies of the other gradients.
 
         Rounds start in the same order as on ranks without a GPU.
         """
-        routes = {name: self._route(name, grad) for name, grad in arrived.grads.items()}
-        others, together, there = {}, {}, {}
-        for name, (resolved, route) in routes.items():
-            dense = route is Route.DENSE
-            if dense and self._devices.direct is not None:
-                together[name] = arrived.grads[name]
-            elif dense or device is None or not self.pipeline.on_device(resolved, device):
-                others[name] = arrived.grads[name]
+        copies = arrived.copies = HostCopies(plan.copied)
+        for names in plan.dense:
+            if self._devices.direct is not None:
+                self._add_together(arrived, plan, names)
             else:
-                there[name] = arrived.grads[name]
-        copies = arrived.copies = HostCopies(others)
-        if together:
-            self._start_together(together)
-        arrays = {}
-        if device is not None:
-            arrays = self._floats.arrays(there, device, beside=self._beside)
-        for name, (resolved, route) in routes.items():
-            grad = arrived.grads[name]
-            if name in together:
-                continue
-            if name in there:
-                self._collector.add(resolved, arrays[name], grad.nbytes, beside=self._beside)
-                continue
-            if route is Route.DENSE:
-                self._start_dense(arrived, name, copies.arrays[name].numpy())
+                grads = [copies.arrays[name].numpy() for name in names]
+                self._start_dense(plan, names, grads, copies.wait)
+        arrays: Mapping[str, FloatArray] = {}
+        if plan.there:
+            assert device is not None  # else all are copied
+            arrays = plan.arrays(device, self._floats, beside=self._beside)
+        for name, resolved in plan.collected.items():
+            nbytes = plan.nbytes[name]
+            if name in arrays:
+                self._collector.add(resolved, arrays[name], nbytes, beside=self._beside)
             else:
                 floats, arrives = copies.floats(name)
                 shaped = floats.numpy().reshape(resolved.key.shape)
-                self._collector.add(resolved, shaped, grad.nbytes, arrives, self._beside)
+                self._collector.add(resolved, shaped, nbytes, arrives, self._beside)
 
     def _finish(self, gloo: GlooEngine) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
@@ -440,42 +495,57 @@ class DDPCompression(Closing, ScalerControls):
         if self._unused is not None:
             self.stats.count("allreduce", self._unused.nbytes)
             self._unused.ask(self._driver)
+        names = [name for arrived in self._arrived if not arrived.sparse for name in arrived.grads]
+        averages = iter(self._collector.averages(names))
         for arrived in self._arrived:
             if arrived.sparse:
                 with gloo.answered(next(iter(arrived.grads))):
                     arrived.work.wait()
                 arrived.future.set_result(arrived.buffer)
                 continue
-            there: dict[str, torch.Tensor] = {}
-            averages = self._collector.averages(arrived.grads)
-            average: Any
-            for (name, grad), average in zip(arrived.grads.items(), averages, strict=True):
-                if isinstance(average, TensorArray):
-                    average = average.tensor
-                if isinstance(average, torch.Tensor):
-                    average = average.view(grad.shape)
-                    if not average.is_set_to(grad):  # else already in place
-                        there[name] = average
-                    continue
-                result = torch.from_numpy(average)
-                to = grad if arrived.copies is None else arrived.copies.arrays[name]
-                if result.data_ptr() != to.data_ptr():  # else already in place
-                    to.copy_(result.view(to.shape))
-            if there:
-                foreach_copy_([arrived.grads[name] for name in there], list(there.values()))
-            if arrived.copies is not None:
-                arrived.copies.give_back(arrived.grads)
+            self._give(arrived, list(islice(averages, len(arrived.grads))))
             arrived.future.set_result(arrived.buffer)
         if self._unused is not None:
             self.pipeline.last_step.put_back(self._unused.dropped(self._driver))
         self._arrived.clear()
         self._collector.end_step()
 
+    def _give(self, arrived: _Arrived, averages: list[Any]) -> None:
+        """Replace the gradients of a bucket by their averages, where these are not in place already."""
+        plan = self._plans[arrived.number]
+        if not _same(averages, plan.averages):
+            plan.averages, plan.apart = averages, []
+            for (name, grad), average in zip(arrived.grads.items(), averages, strict=True):
+                there = average.tensor if isinstance(average, TensorArray) else average
+                if isinstance(there, torch.Tensor):
+                    if there.data_ptr() != grad.data_ptr():
+                        plan.apart.append((grad, there.view(grad.shape)))
+                    continue
+                plan.averages = []  # those of the host are other objects in each step
+                result = torch.from_numpy(average)
+                to = grad if arrived.copies is None else arrived.copies.arrays[name]
+                if result.data_ptr() != to.data_ptr():
+                    to.copy_(result.view(to.shape))
+        if plan.apart:
+            foreach_copy_([grad for grad, _ in plan.apart], [there for _, there in plan.apart])
+        if arrived.copies is not None:
+            arrived.copies.give_back(arrived.grads)
+
     def _check_complete(self) -> None:
         if self._arrived:
             raise ProtocolError(
                 "the backward pass has not given all gradients: call discard_step() after backward()"
             )
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether they are the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _label(names: Sequence[str]) -> str:
+    """The name of a request of several gradients."""
+    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
 
 
 def _check_uncompressed(resolved: Resolved, kind: str) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from gradcomp.cli import show
+from gradcomp.cli.advise_gpu import gpu_json, gpu_lines
 from gradcomp.cli.options import MODEL_HELP, JsonOption
 from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.codec.threads import processors, use_processors
@@ -23,6 +24,7 @@ from gradcomp.tools.advise import rank as ranking
 from gradcomp.tools.advise.accuracy import comparisons
 from gradcomp.tools.advise.cache import SpeedCache, machine_key
 from gradcomp.tools.advise.calibrate import ticks
+from gradcomp.tools.advise.gpu import GPU_SPECS, H100, advise_gpu, read_times
 from gradcomp.tools.advise.predict import Job
 from gradcomp.tools.advise.predictions import PriorMaker, prior_text
 from gradcomp.tools.advise.wire import ENGINES
@@ -96,6 +98,14 @@ def advise(
         str | None,
         typer.Option(metavar="NAME", help="horovod or torch, which is DDP.  [default: horovod]"),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Gradients are on GPUs, in DDP on NCCL: h100 for the times of docs/gpu.md, or the "
+            "results.json of benchmarks/gpu.py on yours.",
+        ),
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the links, under horovodrun or torchrun.")
     ] = False,
@@ -113,6 +123,33 @@ def advise(
     trained = load_sources(config) if config else None
     if save is not None:
         _check_save(trained, compute + host_compute)
+    if gpu is not None:
+        _refuse_beside_gpu(
+            engine=None if engine == "torch" else engine,
+            cores=cores,
+            save=save,
+            host_compute=host_compute or None,
+            measure=measure or None,
+            recalibrate=recalibrate or None,
+        )
+        ranks, bandwidth = _given("ranks", ranks), _given("bandwidth", bandwidth)
+        job = Job(
+            shapes=shapes,
+            ranks=ranks,
+            link=Link(1e6 * bandwidth, 1e-3 * latency),
+            costs=ENGINES["torch"],
+            compute=1e-3 * compute,
+            ranks_per_node=_ranks_per_node(ranks, nodes),
+        )
+        known = gpu.lower() == "h100"
+        times = H100 if known else read_times(gpu)
+        configured = [] if trained is None else [spec.canonical for spec in trained.specs]
+        ways = advise_gpu(job, specs or configured or GPU_SPECS, times)
+        if as_json:
+            show.output_json(gpu_json(job, times, not known, ways))
+        else:
+            show.output(*gpu_lines(model, job, times, not known, ways))
+        return
     measured = None
     if measure:
         _refuse_beside_measure(ranks=ranks, bandwidth=bandwidth, engine=engine)
@@ -222,6 +259,15 @@ def _refuse_beside_measure(**given: object) -> None:
         if value is not None:
             raise GradcompError(
                 f"--{name} is {value}, and --measure finds it from the job: leave one of them out"
+            )
+
+
+def _refuse_beside_gpu(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise GradcompError(
+                f"--{name.replace('_', '-')} is given, and --gpu predicts DDP on NCCL by the times of a GPU: leave "
+                "one of them out"
             )
 
 

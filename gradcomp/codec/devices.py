@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -322,15 +323,28 @@ HOST: Device = _Host()
 
 def device_of(array: object) -> Device:
     """The device that holds an array; the host for all but `DeviceArray`."""
-    return array.device if isinstance(array, DeviceArray) else HOST
+    kind: Any = type(array)
+    return array.device if _has_device(kind) else HOST  # type: ignore[attr-defined]
+
+
+@cache
+def _has_device(kind: Any) -> bool:
+    """Whether arrays of a type are on another device; abstract classes answer slowly."""
+    return issubclass(kind, DeviceArray)
 
 
 def peer_device_of(tensors: Sequence[EncodeItem]) -> PeerDevice | None:
     """The device from which all of the tensors travel to the other ranks' devices; None if they do not."""
     device = device_of(tensors[0].grad)
-    found = None
+    if device is HOST:
+        return None
+    found, codec = None, None
     for tensor in tensors:
-        found = device.to_peers(tensor.codec) if device_of(tensor.grad) is device else None
-        if found is None:
+        if device_of(tensor.grad) is not device:
             return None
+        if tensor.codec is not codec:
+            codec = tensor.codec
+            found = device.to_peers(codec)
+            if found is None:
+                return None
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from gradcomp import _core
@@ -54,17 +54,17 @@ class Spec:
     by_steps: bool = field(default=False, compare=False)
     by_epochs: bool = field(default=False, compare=False)
 
-    @property
+    @cached_property
     def memory(self) -> Stage | None:
         """The memory stage, if the spec has one."""
         return self.stages[0] if self.stages[0].kind == "memory" else None
 
-    @property
+    @cached_property
     def algorithm(self) -> Stage | None:
         """The algorithm that replaces the codec, if the spec has one."""
         return self.stages[-1] if self.stages[-1].kind == "algorithm" else None
 
-    @property
+    @cached_property
     def codec(self) -> str:
         """The canonical text without the memory, for `gradcomp.get_codec`.
 

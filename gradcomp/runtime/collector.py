@@ -76,8 +76,11 @@ class Collector:
         self._ended = 0.0
         self._pipeline = pipeline
         self._tensors = tensors
-        self._resolved = pipeline.resolve_all(tensors)
+        self._resolved: dict[str, Resolved] = {}
+        self._lasting: dict[str, Resolved] | None = None
+        self._resolve_all()
         self._group()
+        self._routes: int | None = None
         self._waiting: dict[tuple[str, ...], _Waiting] = {}
         self._measured: dict[PolicyGroup, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
@@ -117,11 +120,40 @@ class Collector:
             groups = [decided.group for decided in before if decided.group is not None]
             decisions = self._driver.run(policy.begin_step(groups, self._ended, self._clock()))
             pipeline.stats.decisions = policy.decisions
-        self._resolved = pipeline.resolve_all(self._tensors)
+        self._resolve_all()
         if policy.measures or pipeline.config.switches:
             self._group()
         self._report.begin_step(self._resolved)
+        self._routes = self._find_routes()
         return decisions
+
+    def _resolve_all(self) -> None:
+        """Decide about all tensors, unless the decisions of an earlier step hold in every later one."""
+        if self._lasting is None:
+            self._resolved = self._pipeline.resolve_all(self._tensors)
+            lasts = all(resolved.lasting for resolved in self._resolved.values())
+            if lasts and not self._pipeline.policy.measures:
+                self._lasting = (
+                    self._resolved.copy()
+                )  # `add` puts further tensors into the other one
+        else:
+            self._resolved = self._lasting.copy()
+
+    @property
+    def routes(self) -> int | None:
+        """Equal in two steps if `resolve`, `route` and `Pipeline.on_device` say the same in both of each tensor.
+
+        None: they may say something else in this step than in another one.
+        """
+        return self._routes
+
+    def _find_routes(self) -> int | None:
+        if self._lasting is None or self._pipeline.stats.compares:
+            return None
+        last = self._pipeline.last_step
+        if self._routes == last.changes or last.begins_all(self._lasting.values()):
+            return last.changes
+        return None
 
     def _begin_check(self, gradients: str | None) -> None:
         """Send this rank's text of the step; its state is compared before anything else is sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -302,7 +303,7 @@ class Pipeline:
 
     def _round(self, chosen: Resolved, key: TensorKey, grad: FloatArray, out: FloatArray) -> Round:
         """The round of a tensor or of a piece."""
-        chosen = chosen._replace(key=key)
+        chosen = replace(chosen, key=key)
         (begun,) = self._state.begin([chosen], [grad])
         whole = self._state.hand_over(chosen, begun)
         return chosen.aggregator.round(whole, key, self._count(key.name), out)
@@ -363,8 +364,8 @@ class Pipeline:
 
     def count_dense(self, sizes: Mapping[str, int]) -> None:
         """Count tensors that an engine averages itself, as `sends_dense` or `waits_dense` allow: bytes by name."""
+        self._state.go_dense(sizes)
         for name in sizes:
-            self._state.go_dense(name)
             self._count(name)
         self.stats.count_dense(sum(sizes.values()))
 

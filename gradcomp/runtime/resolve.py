@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -39,7 +41,8 @@ DENSE_SPEC = parse("identity")
 _log = logging.getLogger(__name__)
 
 
-class Resolved(NamedTuple):
+@dataclass(frozen=True)
+class Resolved:
     """The decision about one tensor for its next round.
 
     Attributes:
@@ -59,18 +62,18 @@ class Resolved(NamedTuple):
     group: PolicyGroup | None
     lasting: bool
 
-    @property
+    @cached_property
     def dense(self) -> bool:
         """Whether the gradient itself is all-reduced."""
         return isinstance(self.aggregator, Dense)
 
-    @property
+    @cached_property
     def bucket_aggregator(self) -> BucketAggregator | None:
         """The aggregator, if tensors may share its rounds."""
         shares = isinstance(self.aggregator, BucketAggregator) and not self.cut
         return self.aggregator if shares else None  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def cut(self) -> bool:
         """Whether the tensor is averaged in pieces, as it has more elements than codecs take.
 

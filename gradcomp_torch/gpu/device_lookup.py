@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 
 from gradcomp.adapter_api import Pipeline
 from gradcomp.errors import GradcompError
+from gradcomp_torch.compat import kernels_refusal
 from gradcomp_torch.devices import TensorArray, TensorDevice
 from gradcomp_torch.staging import refuse_recording
 
@@ -23,9 +25,19 @@ _log = logging.getLogger(__name__)
 def device_for(device: torch.device) -> TensorDevice | None:
     """The device of tensors on a GPU; None for the host, and where kernels cannot be compiled.
 
-    Triton comes with PyTorch's builds for GPUs on Linux, but not with all others.
+    Triton comes with PyTorch's builds for GPUs on Linux, but not with all others. A warning names a version that is
+    too old.
     """
     if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    refusal = kernels_refusal(import_module("triton").__version__)
+    if refusal:
+        _log.warning(
+            "gradcomp: %s: gradients on '%s' are compressed on the CPU, as with compress.device: host; install a "
+            "newer PyTorch, which brings its Triton",
+            refusal,
+            device,
+        )
         return None
     # Not at the top: Triton takes a second, and is not everywhere.
     from gradcomp_torch.gpu.device import TorchDevice

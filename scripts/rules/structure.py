@@ -167,7 +167,7 @@ def resolutions(use: Any) -> int:
             for name in collected:
                 collector.finish(name)
             collector.end_step()
-            most = max(most, *counts.values())
+            most = max([most, *counts.values()])
     finally:
         Resolver.resolve = original  # type: ignore[method-assign]
     return most

@@ -71,7 +71,9 @@ def test_pipeline_is_a_facade() -> None:
 
 @pytest.mark.parametrize("use", CONFIGS, ids=str)
 def test_a_gradient_is_resolved_once_in_a_step(use: Any) -> None:
-    assert resolutions(use) == 1
+    """If its decision may change; else before the first one."""
+    may_change = not isinstance(use, str) or "ramp" in use
+    assert resolutions(use) == may_change
 
 
 def test_a_codec_touches_at_most_10_files() -> None:

@@ -226,6 +226,49 @@ def test_an_algorithm_that_begins_later_is_dense_until_then() -> None:
     assert routes == [(Route.DENSE, False)] * 2 + [(Route.COLLECTED, True)] * 2
 
 
+def routes_of_steps(spec: str, steps: int) -> tuple[list[int | None], Collector, Pipeline]:
+    """`Collector.routes` in some steps with all tensors."""
+    pipeline = Pipeline(config_of(spec), 0, 1)
+    collector = Collector(Driver(Engine(Board(ranks=1), 0)), pipeline, SHAPES)
+    return [routes_of_step(collector, step) for step in range(steps)], collector, pipeline
+
+
+def routes_of_step(collector: Collector, step: int) -> int | None:
+    collector.begin_step()
+    routes = collector.routes
+    for name in SHAPES:
+        add(collector, name, gradient(name, step, 0), 1)
+    collector.averages(list(SHAPES))
+    return routes
+
+
+def test_routes_hold_until_something_changes_them() -> None:
+    (first, second, third), collector, pipeline = routes_of_steps("residual|topk(k=3)", 3)
+    assert first != second  # each tensor has had its first spec
+    assert second is not None
+    assert second == third
+    pipeline.load_state_dict(pipeline.state_dict())
+    loaded = routes_of_step(collector, 3)
+    assert loaded not in (None, third)
+    assert routes_of_step(collector, 4) == loaded
+    pipeline.stats.start_profile(error=True)  # rounds have one more phase, on the host
+    assert routes_of_step(collector, 5) is None
+    pipeline.stats.stop_profile()
+    assert routes_of_step(collector, 6) == loaded
+    pipeline.last_step.allow_discard()
+    routes_of_step(collector, 7)
+    pipeline.last_step.discard()
+    assert routes_of_step(collector, 7) != loaded
+
+
+def test_routes_may_change_while_an_algorithm_waits_and_with_schedules() -> None:
+    routes, _, _ = routes_of_steps("powersgd(rank=1,start_step=2,variant=library)", 5)
+    assert routes[:2] == [None, None]
+    assert routes[3] == routes[4] is not None
+    routes, _, _ = routes_of_steps("residual|topk(ratio=ramp(from=0.25,to=0.1,steps=2))", 3)
+    assert routes == [None] * 3
+
+
 def test_a_residual_of_an_earlier_spec_is_not_left_behind() -> None:
     """It is added to the first gradient of an algorithm that begins later, so no engine adds that one."""
     specs = [

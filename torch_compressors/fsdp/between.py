@@ -40,7 +40,7 @@ from gradcomp_torch.staging import refuse_recording
 from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
-from torch_compressors.gloo.device_engine import connect_devices, sum_together
+from torch_compressors.gloo.device_engine import TogetherSum, connect_devices
 from torch_compressors.gloo.engine import Closing, GlooEngine, message_limit
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.liveness import naming_the_absent
@@ -201,7 +201,7 @@ class FSDPCompression(Closing, ShardedControls):
         if dense:
             grad = self._floats.of({name: shard.reshape(1, -1)})[name]
             self._pipeline.count_dense({name: grad.nbytes})
-            (average,) = self._driver.run(sum_together(name, [grad]))
+            (average,) = self._driver.run(TogetherSum([grad]).round(name))
         else:
             array = self._floats.arrays({name: shard.reshape(1, -1)}, device)[name]
             round_ = self._pipeline.round(name, array, shard.nbytes, resolved, overwrite=True)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request
-from gradcomp_torch.compat import gather_into
+from gradcomp_torch.compat import foreach_copy_, gather_into
 from gradcomp_torch.device_messages import DeviceMessage, message_of
 from gradcomp_torch.gpu.device_lookup import Devices
 from gradcomp_torch.staging import copies_of
@@ -20,7 +20,7 @@ from torch_compressors.gloo.engine import GlooEngine
 from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gloo.keep_alive import keep
 
-__all__ = ["connect_devices", "sum_together"]
+__all__ = ["TogetherSum", "connect_devices"]
 
 
 def connect_devices(
@@ -78,26 +78,43 @@ def _warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
         work.wait()
 
 
-def sum_together(
-    label: str, tensors: Sequence[torch.Tensor]
-) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
-    """A round that averages tensors on their device in one request, in their dtype; for `Devices.direct`.
+class TogetherSum:
+    """Averages of tensors on their device by one request, in their dtype; for `Devices.direct`.
 
-    A single contiguous tensor becomes the average itself.
-
-    Returns:
-        A generator that returns the averages, flat.
+    Args:
+        tensors: of one dtype and device; the same memory in each step. A single one that is contiguous becomes
+            the average itself.
     """
-    staging = copies_of(tensors[0].device)
-    with staging.beside(tensors):
-        flat = [tensor.reshape(-1) for tensor in tensors]
-        message: Any = DeviceMessage(flat[0] if len(flat) == 1 else torch.cat(flat), staging)
-    return _sum(label, message, [tensor.numel() for tensor in tensors])
 
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.nbytes = [tensor.nbytes for tensor in tensors]
+        self._staging = copies_of(tensors[0].device)
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            self._flat = tensors[0].view(-1)
+            self._parts = tensors
+            return
+        sizes = [tensor.numel() for tensor in tensors]
+        self._flat = tensors[0].new_empty(sum(sizes))
+        self._staging.share(self._flat)
+        parts = torch.split(self._flat, sizes)
+        self._parts = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-def _sum(label: str, message: Any, sizes: list[int]) -> Generator[AllReduce, Any, Any]:
-    average = yield AllReduce(label, message)
-    return torch.split(average.data, sizes)
+    def round(self, label: str) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
+        """A round of the tensors, whose elements are taken now.
+
+        Returns:
+            A generator that returns the averages, which hold until the next call.
+        """
+        with self._staging.beside(self.tensors):
+            if self._parts is not self.tensors:
+                foreach_copy_(self._parts, self.tensors)
+            message: Any = DeviceMessage(self._flat, self._staging)
+        return self._sum(label, message)
+
+    def _sum(self, label: str, message: Any) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
+        yield AllReduce(label, message)
+        return self._parts
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,6 @@ from gradcomp.adapter_api import (
     RankGroup,
     Ready,
     Request,
-    Round,
     ranks_text,
 )
 from gradcomp.errors import ConfigError, ProtocolError, StateError
@@ -50,16 +49,26 @@ def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
     return _ELEMENT * elements + _TENSOR * len(numels) + _MESSAGE
 
 
-def dense_round(name: str, grad: FloatArray, arrives: Callable[[], None] | None = None) -> Round:
-    """A round of a gradient that travels uncompressed; its average overwrites it.
+def dense_round(
+    name: str, grads: Sequence[FloatArray], arrives: Callable[[], None] | None = None
+) -> Generator[AllReduce | Ready, Any, list[FloatArray]]:
+    """A round of gradients that travel uncompressed in one request; their averages overwrite them.
 
     Args:
+        grads: flat, of one dtype.
         arrives: waits for elements that are on their way to the host; None: they are there.
     """
     if arrives is not None:
         yield Ready(name, arrives)
-    average: FloatArray = yield AllReduce(name, grad, overwrite=True)
-    return average
+    if len(grads) == 1:
+        average: FloatArray = yield AllReduce(name, grads[0], overwrite=True)
+        return [average]
+    average = yield AllReduce(name, np.concatenate(grads), overwrite=True)
+    begin = 0
+    for grad in grads:
+        np.copyto(grad, average[begin : begin + grad.size])
+        begin += grad.size
+    return list(grads)
 
 
 class GlooEngine:

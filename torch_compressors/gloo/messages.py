@@ -136,8 +136,8 @@ class GroupMessages:
 
     def send(self) -> None:
         """Send the requests that wait."""
-        message, self._waiting = self._waiting, _Message()
-        if message.requests:
+        if self._waiting.requests:
+            message, self._waiting = self._waiting, _Message()
             self._send(message)
 
     def finish(self, part: Part) -> Any:

@@ -65,15 +65,22 @@ class Gather(BucketAggregator):
 
     def to_encode(self, source: Source, key: TensorKey, step: int) -> EncodeItem:
         """The codec call for a tensor."""
-        item = source.to_encode(self.codec, self.seed, step, key.tensor_id)
-        carried = _kept(self._carried, key, self.codec.carried)
-        keeps = self.codec.decodes_slowly and self.averaging == MEAN and item.residual is not None
-        return item._replace(
-            # Codecs may look at the rows and columns of a matrix.
-            grad=item.grad.reshape(key.shape),
-            carried=carried,
-            basis=self.basis(key),
-            decoded=room(key.numel) if keeps else None,
+        grad, residual, beta, gamma, correction = source
+        codec = self.codec
+        keeps = codec.decodes_slowly and self.averaging == MEAN and residual is not None
+        return EncodeItem(
+            codec,
+            grad.reshape(key.shape),  # codecs may look at the rows and columns of a matrix
+            self.seed,
+            step,
+            key.tensor_id,
+            residual,
+            beta,
+            gamma,
+            correction,
+            _kept(self._carried, key, codec.carried),
+            self.basis(key),
+            room(key.numel) if keeps else None,
         )
 
     def known(self, tensor: EncodeItem) -> tuple[int, FloatArray] | None:

@@ -131,8 +131,9 @@ class Stats:
 
     def count_average(self, earlier: int) -> None:
         """Count an average of a tensor after ``earlier`` ones, which only a loaded state makes more than `steps`."""
-        self.loaded_steps += max(earlier - self.steps, 0)
-        self.steps = max(self.steps, earlier + 1)
+        if earlier >= self.steps:
+            self.loaded_steps += earlier - self.steps
+            self.steps = earlier + 1
 
     def count_gradients(self, nbytes: int) -> None:
         """Count gradients of ``nbytes`` before compression."""

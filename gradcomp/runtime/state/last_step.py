@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradcomp.errors import discards_not_allowed, nothing_to_discard
+from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.state.rank_state import RankState
 
 __all__ = ["LastStep"]
@@ -19,6 +20,17 @@ class LastStep:
 
     def __init__(self, state: RankState) -> None:
         self._state = state
+
+    @property
+    def changes(self) -> int:
+        """A number that grows when a tensor gets another spec, or arrays of an earlier step."""
+        return self._state.changes
+
+    def begins_all(self, tensors: Iterable[Resolved]) -> bool:
+        """Whether the algorithms of all tensors have begun, so that none travels dense for that reason."""
+        return all(
+            self._state.step(tensor.key.name) >= tensor.aggregator.start_step for tensor in tensors
+        )
 
     def begin(self) -> None:
         """Begin a step: the one before it can no longer be taken back."""

@@ -81,6 +81,7 @@ class RankState:
         discards: every step is copied, so that it can be discarded.
         script_step: the script's own step, counted from 0; None if the script does not tell it. It is
             in no checkpoint.
+        changes: number of times that a tensor got another spec, or arrays of an earlier step.
 
     Raises:
         ConfigError: ``world_size`` is not a multiple of ``ranks_per_node``.
@@ -99,6 +100,7 @@ class RankState:
         self.samples = Samples()
         self.discards = False
         self.script_step: int | None = None
+        self.changes = 0
         self._rounds: dict[str, int] = {}
         self._specs: dict[str, str] = {}
 
@@ -154,39 +156,43 @@ class RankState:
             return resolved.key.name in residuals
         return any(key.name in residuals for key in resolved.keys)
 
-    def go_dense(self, name: str) -> None:
-        """Forget the arrays of a tensor that travels dense, with nothing unsent."""
-        self.begin_copies([name])
-        if self._specs.get(name) != DENSE_SPEC.canonical:
-            self._forget(name, STATE_KINDS)
-            self._specs[name] = DENSE_SPEC.canonical
+    def go_dense(self, names: Iterable[str]) -> None:
+        """Forget the arrays of tensors that travel dense, with nothing unsent."""
+        names = list(names)
+        self.begin_copies(names)
+        specs, dense = self._specs, DENSE_SPEC.canonical
+        for name in names:
+            if specs.get(name) != dense:
+                self.changes += 1
+                self._forget(name, STATE_KINDS)
+                specs[name] = dense
 
     def begin(
         self, resolved: Sequence[Resolved], grads: Sequence[FloatArray]
     ) -> Sequence[FloatArray]:
         """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
         self.begin_copies(tensor.key.name for tensor in resolved)
+        samples = self.samples.every
         for tensor, grad in zip(resolved, grads, strict=True):
-            self._reset(tensor)
-            self._look(tensor, grad)
+            memory = tensor.spec.memory
+            if memory is not None:
+                self._reset(tensor.key.name, memory.params.get("reset_every", 0))
+            step = self.step(tensor.key.name)
+            if samples or (step and step % CHECK_EVERY == 0):
+                self._look(step, tensor, grad)
         return poisoned(grads) if self.loss_scale.active else grads
 
-    def _look(self, resolved: Resolved, grad: FloatArray) -> None:
+    def _look(self, step: int, resolved: Resolved, grad: FloatArray) -> None:
         name, spec = resolved.key.name, resolved.spec
-        step, residual = self.step(name), self.arrays["residual"].get(name)
+        residual = self.arrays["residual"].get(name)
         self.samples.look(step, spec, name, grad, residual)
-        if step == 0 or step % CHECK_EVERY:
-            return
-        if residual is not None:
+        if residual is not None and step and step % CHECK_EVERY == 0:
             self.residuals.look(step, spec.canonical, grad, residual)
 
-    def _reset(self, resolved: Resolved) -> None:
+    def _reset(self, name: str, every: Any) -> None:
         """Drop the residual of a tensor before a step in which its memory begins again."""
-        memory = resolved.spec.memory
-        params: Mapping[str, Any] = {} if memory is None else memory.params
-        every = params.get("reset_every", 0)
-        if every and self.step(resolved.key.name) % every == 0:
-            self.arrays["residual"].pop(resolved.key.name, None)
+        if every and self.step(name) % every == 0:
+            self.arrays["residual"].pop(name, None)
 
     def begin_copies(self, names: Iterable[str]) -> None:
         """Copy the state of tensors before a round, if the step may be taken back."""
@@ -208,6 +214,7 @@ class RankState:
                 self._rounds.pop(name, None)
 
     def _put_back_specs(self, restored: Mapping[str, Before]) -> None:
+        self.changes += len(restored)
         for name, before in restored.items():
             if before.spec is None:
                 self._specs.pop(name, None)
@@ -226,6 +233,7 @@ class RankState:
         if before == now.canonical:
             return grad
         self._specs[name] = now.canonical
+        self.changes += 1
         if before is None:
             return grad
         old, new = state_of(parse(before)), state_of(now)
@@ -312,6 +320,7 @@ class RankState:
             mine.update(arrays.get(kind, {}))
         self._rounds = rounds
         self._specs = specs
+        self.changes += 1
         self.loss_scale.load(float(states[0]["loss_scale"]))
         return list(by_rank[self.rank]["decisions"]) if saved_size == self.world_size else []
 

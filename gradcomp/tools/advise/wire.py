@@ -109,7 +109,7 @@ ENGINES: dict[str, EngineCosts] = {
         bucket_bytes=25 << 20,
         first_bucket_bytes=1 << 20,
         copies=2,
-        gradient=40e-6,
+        gradient=10e-6,
     ),
 }
 """Engines on Gloo; torch is DDP.

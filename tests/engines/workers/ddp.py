@@ -89,6 +89,24 @@ def ddp_replicas() -> Any:
     return replicas_of_ddp(12 if hvd.size() == 2 else 4)
 
 
+@cases
+def uncompressed_gradients_of_a_bucket_are_one_request() -> None:
+    config = configured("residual|topk(ratio=0.02)")
+    shapes = {**SHAPES, "norm": (90,), "scale": ()}
+    started: list[Any] = []
+    start = GlooEngine.start
+
+    def recorded(engine: GlooEngine, request: Any) -> Any:
+        started.append(request)
+        return start(engine, request)
+
+    with mock.patch.object(GlooEngine, "start", recorded):
+        training = Training(config, shapes, bucket_mb=25)
+        training.check_steps(Loopback(config, hvd.size()), range(3))
+    sums = [request.nbytes for request in started if request.kind == "allreduce"]
+    assert sums == [4 * (64 + 90 + 1)] * 3, sums
+
+
 @with_horovod
 @three
 def as_horovod() -> None:
