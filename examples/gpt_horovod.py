@@ -2,21 +2,14 @@
 
 import argparse
 import itertools
-import os
-import re
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+from data import batches, read_text, share_of
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, Subset, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.nn.functional import cross_entropy
 
 from horovod_compressors.torch import Compression
 
@@ -31,9 +24,8 @@ class GPT(nn.Module):
         block = nn.TransformerEncoderLayer(
             width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.blocks = nn.TransformerEncoder(
-            block, layers, nn.LayerNorm(width), enable_nested_tensor=False
-        )
+        norm = nn.LayerNorm(width)
+        self.blocks = nn.TransformerEncoder(block, layers, norm, enable_nested_tensor=False)
         self.scores = nn.Linear(width, 256)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,79 +35,33 @@ class GPT(nn.Module):
         return self.scores(self.blocks(x, mask, is_causal=True)).transpose(1, 2)
 
 
-def read_text(path: Path | None) -> bytes:
-    """The file's bytes; without a path the King James Bible, a verse a line."""
-    if path:
-        return path.read_bytes() if path.is_file() else sys.exit(f"--text {path}: no such file")
-    if not shutil.which("bible"):
-        sys.exit("no King James Bible: apt-get install bible-kjv, or give a text with --text FILE")
-    verses = subprocess.check_output(["bible", "-f", "Gen1:1-Rev22:21"], stdin=subprocess.DEVNULL)
-    return re.sub(rb"(?m)^\S+ ", b"", verses)  # without references such as Ge1:1
-
-
-def pieces_of(text: bytes, context: int) -> TensorDataset:
-    """Pieces of ``context`` bytes, and the same pieces one byte later, the targets."""
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    end = (len(data) - 1) // context * context
-    return TensorDataset(data[:end].view(-1, context), data[1 : end + 1].view(-1, context))
-
-
-def batches(
-    data: TensorDataset, size: int, rank: int, ranks: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's batches without end, in another order in each epoch."""
-    sampler = DistributedSampler(data, ranks, rank)
-    loader = DataLoader(data, size, sampler=sampler)
-    for epoch in itertools.count():
-        sampler.set_epoch(epoch)
-        yield from loader
-
-
-@torch.inference_mode()
-def evaluate(model: nn.Module, data: TensorDataset, rank: int, ranks: int) -> Tensor:
-    """This rank's sums over its share of the test data: losses, and number of targets."""
-    model.eval()
-    sums = torch.zeros(2, dtype=torch.float64)
-    for inputs, targets in DataLoader(Subset(data, range(rank, len(data), ranks)), 100):
-        scores = model(inputs)
-        loss = functional.cross_entropy(scores, targets, reduction="sum")
-        sums += torch.tensor([loss, targets.numel()], dtype=torch.float64)
-    return sums
-
-
 def main() -> None:
     """Train and test."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument(
-        "--compression", default="auto", metavar="SPEC", help="auto (the preset), none, or a spec"
-    )
-    parser.add_argument("--text", type=Path, metavar="FILE", help="instead of the King James Bible")
+    parser.add_argument("--compression", default="auto", help="auto (the preset), none, or a spec")
+    parser.add_argument("--text", type=Path, help="a file instead of the King James Bible")
     parser.add_argument("--context", type=int, default=128, help="bytes of a piece")
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--width", type=int, default=128, help="of each layer")
+    parser.add_argument("--layers", type=int, default=4, help="number of blocks")
+    parser.add_argument("--steps", type=int, default=500, help="number of updates")
     parser.add_argument("--batch", type=int, default=16, help="pieces of a rank in a step")
     parser.add_argument("--lr", type=float, default=0.002, help="largest learning rate")
     args = parser.parse_args()
     spec = "identity" if args.compression == "none" else args.compression
-    text = read_text(args.text)
-    if len(text) < 100 * args.context:
-        sys.exit(f"the text has {len(text)} bytes; expected {100 * args.context} or more")
-    cut = len(text) // 50 * 49
-    train, test = pieces_of(text[:cut], args.context), pieces_of(text[cut:], args.context)
+    train, test = read_text(args.text, args.context)
 
     hvd.init()
     rank, ranks = hvd.rank(), hvd.size()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+    torch.set_num_threads(max(1, torch.get_num_threads() // hvd.local_size()))
     torch.manual_seed(0)
     model = GPT(args.context, args.width, args.layers)
-    optimizer = torch.optim.AdamW(model.parameters(), args.lr)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     compression = Compression(spec, model.named_parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), args.lr)
     optimizer = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
-        compression=compression,  # the line that compresses
+        compression=compression,  # this line compresses
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps)
 
@@ -123,7 +69,7 @@ def main() -> None:
     steps = itertools.islice(batches(train, args.batch, rank, ranks), args.steps)
     for step, (inputs, targets) in enumerate(steps, start=1):
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(inputs), targets)
+        loss = cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -131,12 +77,17 @@ def main() -> None:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
     seconds = time.monotonic() - began
 
-    sums = hvd.allreduce(evaluate(model, test, rank, ranks), op=hvd.Sum)
+    model.eval()
+    sums = torch.zeros(2, dtype=torch.float64)  # losses, bytes
+    with torch.inference_mode():
+        for inputs, targets in share_of(test, rank, ranks):
+            loss = cross_entropy(model(inputs), targets, reduction="sum")
+            sums += torch.tensor([loss, targets.numel()], dtype=torch.float64)
+    sums = hvd.allreduce(sums, op=hvd.Sum)
     if rank == 0:
-        loss, targets = sums.tolist()
-        print(f"test loss {loss / targets:.3f} nats per byte")
-        sent, ratio = compression.stats.total_bytes, compression.stats.ratio
-        print(f"{sent / 1e6:.1f} MB sent, {ratio:.1f} times fewer, in {seconds:.0f} s", flush=True)
+        print(f"test loss {sums[0] / sums[1]:.3f} nats per byte")
+        sent, ratio = compression.stats.total_bytes / 1e6, compression.stats.ratio
+        print(f"{sent:.1f} MB sent, {ratio:.1f} times fewer, in {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

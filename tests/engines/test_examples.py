@@ -104,9 +104,24 @@ def test_missing_data_names_the_package(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["gpt", "resnet"])
 def test_files_of_a_model_differ_by_the_engine_only(model: str) -> None:
     texts = [(EXAMPLES / f"{model}_{engine}.py").read_text() for engine in LAUNCHERS]
-    # Models, data and options: all before the engine starts.
-    before = r"\nclass .*(?=\n    (?:dist|hvd)\.init)"
-    first, second = (re.search(before, text, re.DOTALL) for text in texts)
-    assert first
-    assert second
-    assert first[0] == second[0]
+    # The model and its options; the optimizer's arguments, the schedule and the steps.
+    for same in (
+        r"\nclass .*(?=\n    (?:dist|hvd)\.init)",
+        r"optimizer = torch[^\n]*",
+        r"\n    schedule = .*\n    seconds = [^\n]*",
+        r"\n    model\.eval\(\).*for inputs",
+        r"\n        print\(f\"test loss[^\n]*",
+    ):
+        first, second = (re.search(same, text, re.DOTALL) for text in texts)
+        assert first
+        assert second
+        assert first[0] == second[0]
+
+
+@pytest.mark.parametrize("engine", LAUNCHERS)
+@pytest.mark.parametrize("model", ["gpt", "resnet"])
+def test_a_file_is_short_and_marks_what_compresses(model: str, engine: str) -> None:
+    lines = (EXAMPLES / f"{model}_{engine}.py").read_text().splitlines()
+    assert len(lines) <= 105
+    (marked,) = [line for line in lines if re.search(r"# .* compresse?s?$", line)]
+    assert re.search("hook" if engine == "ddp" else "compression", marked)
