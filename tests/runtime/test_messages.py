@@ -112,9 +112,26 @@ def test_statistics_have_a_text_and_stable_names() -> None:
     assert found["sent_bytes"] == {"allgather": 100}
     assert (found["total_bytes"], found["dense_bytes"], found["ratio"]) == (100, 2000, 20.0)
     assert str(stats) == (
-        "1 steps on 4 ranks: this rank sent 100 bytes in a step, 20.0 times fewer than uncompressed "
+        "1 step on 4 ranks: this rank sent 100 bytes in a step, 20.0 times fewer than uncompressed "
         "gradients; 300 passed its link, 10.0 times fewer than ring all-reduces of them"
     )
+
+
+@pytest.mark.parametrize(
+    ("dense", "expected"),
+    [
+        (1000, "as many as uncompressed gradients"),
+        (1040, "about as many as uncompressed gradients"),
+        (970, "about as many as uncompressed gradients"),
+        (1060, "1.1 times fewer than uncompressed gradients"),
+        (800, "1.2 times as many as uncompressed gradients"),
+    ],
+)
+def test_the_text_of_statistics_compares_in_words(dense: int, expected: str) -> None:
+    stats = Stats(steps=1)
+    stats.count("allgather", 1000)
+    stats.count_gradients(dense)
+    assert f"1 step on 1 rank: this rank sent 1,000 bytes in a step, {expected};" in str(stats)
 
 
 def test_means_after_a_checkpoint_are_of_the_steps_since_then() -> None:

@@ -21,8 +21,17 @@ RECENT = 20
 """Number of steps of `Stats.recent_ratio`."""
 
 
-def _fewer(ratio: float) -> str:
+def _compared(ratio: float) -> str:
+    """The bytes of uncompressed gradients over those that were sent, in words."""
+    if ratio == 1:
+        return "as many as"
+    if 1 / 1.05 < ratio < 1.05:
+        return "about as many as"
     return f"{ratio:.1f} times fewer than" if ratio > 1 else f"{1 / ratio:.1f} times as many as"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 @dataclass
@@ -239,8 +248,9 @@ class Stats:
         steps = self.job_steps * self.inner_steps
         passed = self.link_bytes / steps if steps else 0.0
         return (
-            f"{steps:,} steps on {self.ranks} ranks: this rank sent {self.bytes_per_step:,.0f} bytes in a step, "
-            f"{_fewer(self.ratio)} uncompressed gradients; {passed:,.0f} passed its link, {_fewer(self.link_ratio)} "
+            f"{_counted(steps, 'step')} on {_counted(self.ranks, 'rank')}: this rank sent "
+            f"{self.bytes_per_step:,.0f} bytes in a step, {_compared(self.ratio)} uncompressed gradients; "
+            f"{passed:,.0f} passed its link, {_compared(self.link_ratio)} "
             f"{'reduce-scatters' if self.scatters else 'ring all-reduces'} of them"
         )
 
