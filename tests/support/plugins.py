@@ -6,7 +6,10 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+
+from gradcomp import register_codec
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "plugins"
@@ -23,6 +26,15 @@ def install_python(folder: Path) -> Path:
     pip += ["--disable-pip-version-check", "--no-index", "--target", str(target), str(source)]
     subprocess.run(pip, check=True, capture_output=True, text=True)
     return target
+
+
+@cache
+def register_python() -> None:
+    """Make the codec ``bf8`` of the example in Python known to this process, for good."""
+    sys.path.append(str(EXAMPLES / "python"))
+    from gradcomp_bf8 import Bf8
+
+    register_codec(Bf8())
 
 
 def build(source: Path, library: Path, *options: str) -> Path:

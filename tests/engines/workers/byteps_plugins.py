@@ -17,7 +17,9 @@ from gradcomp import ConfigError
 def plugin_codec() -> None:
     """Averages are equal to the model's, bit for bit."""
     ramp = "absmax8(threshold=ramp(from=0.5,to=0.01,steps=2))"
-    specs = {"plain": "absmax8", "ramp": f"residual|{ramp}"}
+    correction = "momentum_correction(masking=false,clip=scaled_norm,clip_norm=5)"
+    specs = {"plain": "absmax8", "ramp": f"residual|{ramp}", "average": "signum|absmax8"}
+    specs |= {"waits": "residual(average=0.5)|absmax8", "correction": f"{correction}|absmax8"}
     agree(specs, NUMEL, torch.float32, "off")
     agree({"two_way": "residual|absmax8(threshold=0.1)"}, NUMEL, torch.float32, "on")
 

@@ -25,6 +25,7 @@ from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import ProtocolError, SpecError, StateError
 from gradcomp.runtime.policy import auto as policies
 from support.pipelines import configured, rules_of
+from support.plugins import register_python
 from support.scope import by_scope
 from torch_compressors import DGCSGD, Dion, ddp_hook, dion_groups
 from torch_compressors.gloo.engine import GlooEngine
@@ -50,15 +51,17 @@ SPECS = {
     "singular": "atomo(rank=1)",
     "chunks": "residual|chunk_allreduce(ratio=0.05,chunk=16)",
     "differences": "ef21(momentum=0.9)|topk(ratio=0.02)",
+    "plugin": "ef21(momentum=0.9)|bf8",
     "dense": "identity",
 }
 
-GATHERED = {"topk", "coded", "together", "vote", "singular", "differences"}
+GATHERED = {"topk", "coded", "together", "vote", "singular", "differences", "plugin"}
 """Specs whose frames every rank gathers and adds itself."""
 
 
 def mixed(**others: object) -> Config:
     """A configuration with a spec for each prefix of names."""
+    register_python()
     rules = rules_of(SPECS, "{}.*")
     compress = {"default": "identity", "rules": rules, "bucket_bytes": 20000, **others}
     return configured(**compress, seed=3)

@@ -16,6 +16,7 @@ from workers.harness import MATRIX, Cases
 from gradcomp import ConfigError, Loopback, ProtocolError
 from horovod_compressors.torch import Compression
 from support.pipelines import configured
+from support.plugins import register_python
 from support.reference import reference
 from torch_compressors import DGCSGD
 
@@ -49,6 +50,8 @@ def as_the_loopback() -> None:
     takes += ["chunk_allreduce(ratio=steps([0.5,0.1],every=30),chunk=16)"]
     takes += ["globaltopk(ratio=epochs([0.2,0.05]))|rice"]
     uses = [f"{memory}|{codec}" for codec in takes]
+    register_python()
+    uses.append(memory.replace("(", "(masking=false,") + "|bf8(stochastic=true)")
     uses += [
         uses[1].replace("scaled_norm", "joint_norm"),
         uses[5].replace("scaled_norm", "joint_norm"),

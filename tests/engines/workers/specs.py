@@ -1,4 +1,4 @@
-"""Every codec, alone and with every memory, and algorithms, as rules for tensors of one model."""
+"""Every codec, and one of a plug-in, alone and with every memory, and algorithms: rules for tensors of one model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gradcomp import Config
 from gradcomp.codec import spec
 from gradcomp.config.schema import MOMENTUM_CORRECTION
 from support.pipelines import configured, rules_of
+from support.plugins import register_python
 from support.scope import by_scope
 
 STEPS = by_scope(25, 100)
@@ -19,6 +20,7 @@ FEW_STEPS = by_scope(12, 100)
 """Steps of three ranks, and of TensorFlow."""
 
 _CODECS = [stage.example for stage in spec.stages() if stage.kind == "codec"]
+_CODECS.append("bf8(stochastic=true)")  # which `config` registers: not where tests are collected
 _MEMORIES = [
     spec.parse(stage.example).stages[0].text
     for stage in spec.stages()
@@ -54,7 +56,8 @@ SHAPES = {"matrix": (48, 32), "odd": (701,), "one": (1,), "scalar": (), "empty":
 
 
 def config() -> Config:
-    """Tensors whose names begin with ``N.`` take spec N."""
+    """Tensors with names that begin with ``N.`` take spec N."""
+    register_python()
     rules = rules_of(dict(enumerate(SPECS)), "{}.*")
     return configured("identity", seed=7, rules=rules)
 
