@@ -14,7 +14,9 @@ def main() -> int:
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     compression = Compression("residual|topk(ratio=0.01)", model.named_parameters())
     optimizer = hvd.DistributedOptimizer(
-        plain, named_parameters=model.named_parameters(), compression=compression
+        plain,
+        named_parameters=model.named_parameters(),
+        compression=compression,  # pyright: ignore[reportArgumentType]
     )
     for step in range(3):
         optimizer.zero_grad()

@@ -14,7 +14,10 @@ def main() -> None:
     compression = Compression("residual|topk(ratio=0.01)", model.trainable_variables)
     with tf.GradientTape() as tape:
         loss = model(tf.ones((1, 8)))
-    averaged = hvd.DistributedGradientTape(tape, compression=compression)
+    averaged = hvd.DistributedGradientTape(
+        tape,
+        compression=compression,  # pyright: ignore[reportArgumentType]
+    )
     averaged.gradient(loss, model.trainable_variables)
     compression.save("checkpoints", 1, keep=3)
     step: int | None = compression.load("checkpoints")
