@@ -92,7 +92,7 @@ def job_of(contender: Contender, seed: int, arguments: argparse.Namespace) -> tu
     Raises ConfigError where the configuration is wrong.
     """
     configs = [path for path in (arguments.task, contender.config) if path is not None]
-    # These runs are never resumed: an unfinished one starts anew.
+    # These runs are never resumed: an unfinished one starts again.
     settings = ["train.checkpoint_every=0", *arguments.set, f"train.seed={seed}"]
     if contender.spec is not None:
         settings.append(f"compress.default={contender.spec}")
@@ -266,7 +266,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--loss",
         action="store_true",
-        help="show the cross-entropy of the test, in bits, in place of the task's own metric",
+        help="show the cross-entropy of the test, in bits, instead of the task's own metric",
     )
     parser.add_argument(
         "--output", required=True, type=Path, metavar="DIR", help="where runs and results go"

@@ -86,7 +86,7 @@ def main() -> int:
         "--compression",
         action="append",
         metavar="SPEC",
-        help="a spec to train with, such as 'residual|polar(rate=0.25)', beside the uncompressed "
+        help="a spec to train with, such as 'residual|polar(rate=0.25)', next to the uncompressed "
         f"run; repeatable (default: {', '.join(COMPRESSED)})",
     )
     specs = parser.parse_args().compression or COMPRESSED

@@ -37,7 +37,7 @@ _WAITING = (
     *("test_horovod_elastic", "test_horovod_failures", "test_horovod_functions"),
     *("test_tensorflow_elastic", "test_torchft", "test_torchrun_elastic"),
 )
-"""Files of tests/engines whose jobs mostly wait: for processes that come and go, or for a rank that stopped."""
+"""Files of tests/engines with jobs that mostly wait: for processes that come and go, or for a rank that stopped."""
 
 
 _TRAINING = (

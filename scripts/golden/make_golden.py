@@ -5,7 +5,7 @@
     python scripts/golden/make_golden.py --all         the same for every registered codec
     python scripts/golden/make_golden.py --examples    print the worked examples of docs/wire-format.md
 
-A golden vector that exists is a promise to users whose frames are stored or in flight: it is
+A golden vector that exists is a promise to users with frames stored or in flight: it is
 overwritten only with --force, and then docs/wire-format.md needs a new version of the format.
 """
 
@@ -25,7 +25,7 @@ import gradcomp
 from gradcomp import DecodeItem, EncodeItem, decode_batch_add, encode_batch
 from gradcomp.codec.spec import stages
 
-# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
+# Run as a file, Python finds modules next to it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from golden.worked_examples import EXAMPLE_CALL, examples
@@ -189,9 +189,9 @@ def special_values() -> FloatArray:
         # Denormal binary16: the smallest, its half (a tie), just above the half, odd and even ties.
         np.array([2**-24, 2**-25, -(2**-25), 1.5 * 2**-24, 2.5 * 2**-24, 2**-14], np.float32),
         from_bits(0x33000001, 0x32FFFFFF, 0x387FE000, 0x387FEFFF, 0x387FF000),
-        # Ties between normal binary16, to even downwards and upwards, and just beside them.
+        # Ties between normal binary16, to even downwards and upwards, and just next to them.
         from_bits(0x3F801000, 0x3F803000, 0x3F801001, 0x3F800FFF, 0xBF801000),
-        # Ties between bfloat16, to even downwards and upwards, and just beside them.
+        # Ties between bfloat16, to even downwards and upwards, and just next to them.
         from_bits(0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F008000),
     ]
     edges = np.concatenate(values)
@@ -236,7 +236,7 @@ def tiled() -> dict[str, FloatArray]:
     return {"tiles": rng.laplace(size=(66, 67)).astype(np.float32)}
 
 
-# Inputs of one codec, beside those of all.
+# Inputs of one codec, in addition to those of all.
 OWN_INPUTS = {"adaptive": matrices, "blocktopk": tiled, "lossless": sparse}
 
 CALLS = {

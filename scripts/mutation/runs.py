@@ -37,7 +37,7 @@ class Records:
     """By the test's name."""
     failed: set[str] = field(default_factory=set)
     tests: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By mutant, the tests that ran its place; a file stands for all its tests, whose fixtures did."""
+    """By mutant, the tests that ran its place; a file stands for all its tests: their fixtures did."""
 
     def of(self, mutant: Mutant, allowed: Sequence[str]) -> list[str]:
         """The tests that run a mutant's place, the shortest first, one of each function before its other cases.

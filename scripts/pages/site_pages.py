@@ -37,7 +37,7 @@ API = {
     ],
     "byteps_compressors": ["byteps_compressors.torch"],
 }
-"""For each page of the API, the modules whose names it lists."""
+"""For each page of the API, the modules that it lists."""
 
 
 def tracked(*patterns: str) -> list[Path]:

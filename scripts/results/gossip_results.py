@@ -25,7 +25,7 @@ from torch.nn import functional
 from gradcomp.config.compose import compose
 from gradcomp.tools.plotting import new_figure
 
-# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
+# Run as a file, Python finds modules next to it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.schedule import learning_rate

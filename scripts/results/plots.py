@@ -19,7 +19,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from rich.filesize import decimal
 
-# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
+# Run as a file, Python finds modules next to it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gradcomp.tools.plotting import label_of
@@ -72,7 +72,7 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
     """Write one PNG: a metric by epoch, and the bytes of a step.
 
     Accuracies are drawn as errors on a log scale, which shows differences near 100 %. Up to eight
-    runs share a panel; more get one each, beside the first run, the reference.
+    runs share a panel; more get one each, next to the first run, the reference.
 
     ``runs``: for each label the output folders of its seeds. The lines are means, the bands one
     standard deviation to either side.
@@ -197,7 +197,7 @@ def _draw_bytes(axes: Axes, curves: Sequence[_Curve], colours: Sequence[str]) ->
     axes.set_xscale("log")
     low = min(curve.last_sent for curve in curves) / 3
     high = max(curve.sent for curve in curves)
-    # The longest bar takes two fifths of the scale: the rest is for the numbers beside it.
+    # The longest bar takes two fifths of the scale: the rest is for the numbers next to it.
     axes.set_xlim(low, low * (high / low) ** 2.5)
     axes.xaxis.set_major_locator(LogLocator(numticks=5))
     axes.xaxis.set_minor_locator(NullLocator())

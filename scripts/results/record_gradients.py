@@ -19,7 +19,7 @@ import torch
 import typer
 from torch import nn
 
-# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
+# Run as a file, Python finds modules next to it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.tasks.data import Batch, load_digits_images

@@ -6,7 +6,7 @@
 #   sbatch --nodes=4 scripts/slurm/horovodrun.sh --engine torch --config configs/digits/cnn.yaml \
 #       --config configs/gossip/sgp.yaml
 #
-# As torchrun.sh beside it. horovodrun starts ranks over ssh, from the first machine, which must
+# As torchrun.sh next to it. horovodrun starts ranks over ssh, from the first machine, which must
 # reach the others without a password.
 #SBATCH --job-name=gradcomp
 #SBATCH --nodes=2

@@ -100,7 +100,7 @@ def run(arguments: Arguments) -> int:
     except engine().lost_rank as error:
         print(
             f"train.py: error: rank {engine().rank()} lost another rank ({error}); the launcher "
-            "names the one that ended; once that is mended, continue with --resume",
+            "names the one that ended; once that is fixed, continue with --resume",
             file=sys.stderr,
             flush=True,
         )

@@ -11,7 +11,7 @@ from training.learners.base import Learner
 
 __all__ = ["TrafficMeter", "tcp_bytes_sent"]
 
-# In struct tcp_info of linux/tcp.h, whose layout only grows.
+# In struct tcp_info of linux/tcp.h; its layout only grows.
 _TCPI_BYTES_ACKED = 120
 _TCP_INFO_SIZE = 128
 

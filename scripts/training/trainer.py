@@ -134,7 +134,7 @@ class Trainer:
             if before != now:
                 raise StateError(
                     f"{path} has {key} {before}, but this run has {now}; resume with the same "
-                    "one, or start anew with another --output"
+                    "one, or start again with another --output"
                 )
         self.learner.load_state_dict(common)
         self.progress = Progress(**common["progress"])

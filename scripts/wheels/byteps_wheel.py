@@ -29,7 +29,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
+# Run as a file, Python finds modules next to it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from wheels import common as wheels
@@ -191,7 +191,7 @@ EDITS = (
     ),
 )
 
-# BytePS' hook to override the download of ZeroMQ, whose archive is in the source release.
+# BytePS' hook to override the download of ZeroMQ: its archive is in the source release.
 PRE_SETUP = """\
 ucx_path = ""
 
@@ -263,7 +263,7 @@ def byteps_options() -> dict[str, str]:
 
 
 def build_environment(base: Mapping[str, str], jobs: int) -> dict[str, str]:
-    """The environment for the build: ``base`` with our BytePS options in place of its own."""
+    """The environment for the build: ``base`` with our BytePS options instead of its own."""
     environment = {k: v for k, v in base.items() if not k.startswith("BYTEPS_") and k != "LDFLAGS"}
     environment.update(byteps_options())
     environment["MAKEFLAGS"] = f"-j{jobs}"

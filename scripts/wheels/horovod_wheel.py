@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
+# Run as a file, Python finds modules next to it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from wheels import common as wheels
@@ -235,7 +235,7 @@ def horovod_options(machine: str, *, tensorflow: bool) -> dict[str, str]:
 def build_environment(
     base: Mapping[str, str], options: Mapping[str, str], jobs: int
 ) -> dict[str, str]:
-    """The environment for the build: ``base`` with ``options`` in place of its Horovod options."""
+    """The environment for the build: ``base`` with ``options`` instead of its Horovod options."""
     environment = {k: v for k, v in base.items() if not k.startswith("HOROVOD_")}
     environment.update(options)
     environment["MAKEFLAGS"] = f"-j{jobs}"

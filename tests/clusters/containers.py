@@ -40,7 +40,7 @@ class Ended:
     results: Path
 
     def summary(self) -> dict[str, Any]:
-        """The summary of the only run, whose ranks must have equal parameters."""
+        """The summary of the only run; its ranks must have equal parameters."""
         assert self.code == 0, self.output
         (path,) = self.results.glob("*/summary.json")
         found: dict[str, Any] = json.loads(path.read_text())

@@ -112,7 +112,7 @@ def test_elastic_job_loses_a_host(tmp_path: Path) -> None:
 
 
 def steps_of(running: Running, rows: Path, size: int) -> int:
-    """Wait for more steps of so many ranks; returns the last one."""
+    """Wait for more steps of this number of ranks; returns the last one."""
     began = time.time()
     deadline = time.monotonic() + LIMIT
     while True:

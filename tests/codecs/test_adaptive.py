@@ -218,7 +218,7 @@ def test_rows_that_end_anywhere_in_a_group_are_the_same_on_all_levels(
 
 
 def test_what_levels_stand_for_is_found_in_all_columns() -> None:
-    """Long rows whose first quarter is zeros have the levels of the same rows rolled by half."""
+    """Long rows with zeros in the first quarter have the levels of the same rows rolled by half."""
     x = np.random.default_rng(0).laplace(size=(64, 16384)).astype(np.float32)
     x[:, :4096] = 0
     codec = gradcomp.get_codec("adaptive(rate=0.5,rank=0)")

@@ -27,7 +27,7 @@ from support.pipelines import configured
 SPEC = "adaptive(rate=0.5,preset=basis)"
 CODEC = gradcomp.get_codec(SPEC)
 SHAPES = [(96, 80), (120, 5, 8), (700,), (3, 50), (20,)]
-TURNED = 17  # in place of a rank
+TURNED = 17  # instead of a rank
 
 
 def gradients(step: int, rank: int = 0) -> list[np.ndarray]:

@@ -67,7 +67,7 @@ def test_a_bucket_is_its_scale_and_torchs_codes(form: str, x: FloatArray) -> Non
 
 @formats
 def test_ties_and_codes_at_every_level_are_torchs(form: str) -> None:
-    """All finite codes, the middles between them, and the floats beside those."""
+    """All finite codes, the middles between them, and the floats next to those."""
     codes = np.arange(256, dtype=np.uint8)
     values = torch_values(codes, form)
     values = np.sort(values[np.isfinite(values)])

@@ -177,7 +177,7 @@ CHECKED = (
     ),
     *("rotate|uniform(bits=4)", "qsgd(levels=127)|rans"),
 )
-"""Codecs whose payloads can be checked without decoding them."""
+"""Codecs with payloads that can be checked without decoding them."""
 
 
 @pytest.mark.parametrize("spec", CHECKED)

@@ -138,7 +138,7 @@ SENDS_DENORMALS = [
 
 # The others do not send an outlier alone. With fp16 and natural it is beyond the largest magnitude.
 # sign, onebit, adaq and polar spread it over many elements, of which each step removes a part.
-# eden and drive send NaN once for 1e38, whose square is no float32.
+# eden and drive send NaN once for 1e38: its square is no float32.
 FORGETS_OUTLIERS = [
     *SENDS_ALONE,
     "threshold(tau=0.01)",

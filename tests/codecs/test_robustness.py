@@ -183,7 +183,7 @@ def test_split_frames_gives_back_the_frames() -> None:
     assert [part.tobytes() for part in parts] == frames
 
 
-# Where numel does not say how many elements are kept, the frame may truly be one of so many.
+# Where numel does not say how many elements are kept, the frame may truly be one of this number.
 ANY_COUNT = ("adaq", "globaltopk")
 CLAIMING = [spec for spec in SPECS if "(k=" not in spec and not spec.startswith(ANY_COUNT)]
 
@@ -223,7 +223,7 @@ for codec, frame in zip(codecs, frames):
 @pytest.fixture(scope="module")
 def claims() -> dict[str, tuple[list[str], int]]:
     """For every spec, the outcomes of three attempts to decode, and the KiB by which the memory in
-    use has grown. All are made in one process, whose peak no other test has raised."""
+    use has grown. All are made in one process; no other test has raised its peak."""
     done = subprocess.run(
         [sys.executable, "-c", CLAIM],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -20,7 +20,7 @@ std::vector<std::uint32_t> words(std::size_t n, std::uint64_t seed) {
   return out;
 }
 
-// Ordinary magnitudes, whose sums do not overflow.
+// Ordinary magnitudes; their sums do not overflow.
 std::vector<float> ordinary(std::size_t n, std::uint64_t seed) {
   const std::vector<std::uint32_t> draws = words(n, seed);
   std::vector<float> x(n);

@@ -79,7 +79,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class CaseJob:
-    """A job whose ranks ran cases (see `workers.harness`) and reported on each."""
+    """A job of ranks that ran cases (see `workers.harness`) and reported on each."""
 
     finished: Finished
     reports: list[dict[str, dict[str, Any]]]
@@ -107,7 +107,7 @@ def start(
     cwd: Path | None = None,
     imported: tuple[str, ...] = TORCH,
 ) -> subprocess.Popen[str]:
-    """Start ``command``, the arguments of Python, on so many ranks, with modules ready (see `support.forks`)."""
+    """Start ``command``, the arguments of Python, on a number of ranks, with modules ready (see `support.forks`)."""
     full = [*LAUNCHERS[launcher](ranks), *python(imported), *map(str, command)]
     return subprocess.Popen(
         full,

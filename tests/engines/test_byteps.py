@@ -73,7 +73,7 @@ def run(
 
 @dataclass(frozen=True)
 class BytepsJob(CaseJob):
-    """A job whose workers ran cases."""
+    """A job of workers that ran cases."""
 
     logs: Path
 

@@ -1,4 +1,4 @@
-"""BytePS jobs whose workers are not equal: each ends, and its workers tell the difference."""
+"""BytePS jobs of workers that are not equal: each ends, and its workers tell the difference."""
 
 from __future__ import annotations
 

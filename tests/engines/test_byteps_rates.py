@@ -1,4 +1,4 @@
-"""BytePS jobs whose error feedback follows learning rates and loss scales."""
+"""BytePS jobs with error feedback that follows learning rates and loss scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that do not gossip alike, or whose models drift apart, end with an error that names them."""
+"""Ranks that do not gossip alike, or have models that drift apart, end with an error that names them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def calls(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def test_version() -> None:
     assert horovod.__version__ == "0.28.1", (
         f"Horovod is {horovod.__version__}; the seam was read in 0.28.1. Run the other tests of "
-        "this file, mend what they name, then change the version here and in pyproject.toml"
+        "this file, fix what they name, then change the version here and in pyproject.toml"
     )
 
 
@@ -156,7 +156,7 @@ def test_calling_frame(observed: dict[str, Any], mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["missing", "unnamed", "sparse_as_dense", "adasum"])
 def test_parameter_in_the_calling_frame(observed: dict[str, Any], mode: str) -> None:
-    """Where the gradient is not the parameter's own, the frame alone tells whose it is."""
+    """Where the gradient is not the parameter's own, the frame alone names the parameter."""
     for event in calls(observed[mode], "compress"):
         assert event["frame_p"], (
             f"the local 'p' of {event['caller']} is no parameter: "

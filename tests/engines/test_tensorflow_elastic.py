@@ -48,7 +48,7 @@ def alone(tmp_path: Path) -> Iterator[ElasticJob]:
 
 @pytest.fixture
 def unedited(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
-    script = shutil.copy(SCRIPT, tmp_path)  # beside it is a module named tf_keras
+    script = shutil.copy(SCRIPT, tmp_path)  # next to it is a module named tf_keras
     yield from started(tmp_path, [*RUN, script], **request.param)
 
 

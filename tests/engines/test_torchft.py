@@ -69,7 +69,7 @@ class Job:
         return [json.loads(line) for line in whole]
 
     def wait_for_size(self, name: str, size: int) -> None:
-        """Wait for five more outer steps of so many replicas."""
+        """Wait for five more outer steps of this number of replicas."""
         deadline = time.monotonic() + LIMIT
         before = len(self.rows(name))
         while [row["size"] for row in self.rows(name)[before:]].count(size) < 5:

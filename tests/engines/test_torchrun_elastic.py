@@ -89,7 +89,7 @@ class Job:
             time.sleep(0.05)
 
     def wait_for_life(self, size: int) -> None:
-        """Wait until a new life of so many ranks has made a checkpoint and a few steps more."""
+        """Wait until a new life of this number of ranks has made a checkpoint and a few steps more."""
         known = {row["life"] for row in self.rows()}
         self.wait_for(
             f"steps of {size} ranks",

@@ -164,7 +164,7 @@ def test_byteps_script_trains_compressed(tmp_path: Path) -> None:
     said = (
         f"gradcomp: bps.DistributedOptimizer of 4 parameters compresses with {CANONICAL} instead "
     )
-    # On worker 0 alone, whose log the launcher shows.
+    # On worker 0 alone: the launcher shows its log.
     assert finished.output.count(said) == 2, finished.output
     assert "instead of <class 'byteps.torch.compression.FP16Compressor'>" in finished.output
     assert finished.output.count("gradcomp: on BytePS with 2 ranks, ") == 2, finished.output

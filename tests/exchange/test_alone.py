@@ -1,4 +1,4 @@
-"""Jobs whose ranks come and go: a rank that is alone sends nothing where a spec has error feedback."""
+"""Jobs of ranks that come and go: a rank that is alone sends nothing where a spec has error feedback."""
 
 from __future__ import annotations
 

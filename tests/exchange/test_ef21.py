@@ -147,7 +147,7 @@ def test_results_are_those_of_the_papers(
 
 
 def test_a_sum_of_random_elements_is_ef21_of_the_mean_gradient() -> None:
-    """The same indices on every rank: all estimates are one, whose elements are set in turn."""
+    """The same indices on every rank: all estimates are one; its elements are set in turn."""
     loop = Loopback(config_of("ef21|randomk(ratio=0.1)"), 3)
     before = np.zeros(SHAPE, np.float32)
     for step in range(30):

@@ -1,4 +1,4 @@
-"""The driver of rounds, over an engine whose ranks are threads."""
+"""The driver of rounds, over an engine with threads as ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = [f"layer{position}" for position in range(5)]
 
 
 def phases(name: str, values: FloatArray, count: int) -> Round:
-    """A round of so many phases, the last a gather; later ones depend on earlier replies."""
+    """A round of a number of phases, the last a gather; later ones depend on earlier replies."""
     for phase in range(count - 1):
         values = values * (yield AllReduce(f"{name}.{phase}", values))
     frames = yield AllGather(f"{name}.frames", values.view(np.uint8))

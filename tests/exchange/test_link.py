@@ -1,4 +1,4 @@
-"""Bytes that pass a rank's link: formulas beside the bytes that really arrive."""
+"""Bytes that pass a rank's link: formulas next to the bytes that really arrive."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_the_papers_variant_is_the_reference_one(
 ) -> None:
     about, arrays = reference(case)
     config = about["config"]
-    monkeypatch.setattr(  # the reference's draws in place of ours
+    monkeypatch.setattr(  # the reference's draws instead of ours
         PowerSGD,
         "draw",
         lambda self, kind, one: vectors(
@@ -125,7 +125,7 @@ def test_the_papers_variant_is_the_reference_one(
                 residual = residuals.get(name, np.zeros(average.size, np.float32))
                 expected = arrays[f"memory.{name}"][step, rank]
                 np.testing.assert_allclose(residual.reshape(average.shape), expected, rtol, atol)
-        if orthogonalization != "qr":  # whose signs are free
+        if orthogonalization != "qr":  # which has free signs
             state = loop.ranks[0].state_dict()
             for kind, buffer, side in (("powersgd_p", "p_state", 0), ("powersgd_q", "q_state", 1)):
                 flat = []
@@ -541,7 +541,7 @@ def test_a_huge_gradient_is_forgotten_in_its_own_step(
             for kind in ("residual", "powersgd_p", "powersgd_q"):
                 assert all(np.isfinite(array).all() for array in state[kind].values())
             assert np.abs(state["residual"]["a"]).max() < 30
-        if step != 2:  # whose average may be Inf: the sum of both ranks
+        if step != 2:  # where the average may be Inf: the sum of both ranks
             assert np.abs(first).max() < 30
 
 

@@ -177,7 +177,7 @@ def test_a_value_that_is_not_finite_leaves_estimates() -> None:
 
 @pytest.mark.parametrize("there", [{0}, {1, 2}])
 def test_sums_and_states_are_those_of_the_host(there: set[int]) -> None:
-    """Ranks on devices that take some of the tensors, beside ranks on the host."""
+    """Ranks on devices that take some of the tensors, next to ranks on the host."""
     spec = "residual(beta=0.9,gamma=0.8)|topk(ratio=0.1)"
     config = config_of(spec, device="auto")
     mixed = [Pipeline(config, rank, 3, scatters=True) for rank in range(3)]

@@ -50,7 +50,7 @@ def test_ties_and_zeros() -> None:
         one, other = step(loop, grads), step(loop, grads)
         for average in (one, other):
             assert abs(average.mean()) < 0.05  # five standard deviations
-        assert 0.4 < (one == other).mean() < 0.6, "each step draws anew"
+        assert 0.4 < (one == other).mean() < 0.6, "each step draws again"
         assert not np.array_equal(one, step(loop_of("signsgd_mv", len(grads), seed=1), grads))
     # A rank's zeros decide ties of the others by chance, and nothing else.
     average = step(loop_of("signsgd_mv", 3), [up, up, zero])

@@ -341,7 +341,7 @@ def read_frequencies(table: Bits, width: int) -> list[int]:
     for z in range(len(frequencies)):
         frequencies[z] = table.elias_delta() - 1
     if sum(frequencies) != 2**14 or frequencies[-1] == 0:
-        raise FormatError("frequencies whose sum is not 2^14, or the last of which is 0")
+        raise FormatError("frequencies with another sum than 2^14, or with a last one of 0")
     return frequencies
 
 
@@ -1455,14 +1455,14 @@ class Reflection:
     t: np.ndarray
 
     def sums(self, matrix: np.ndarray) -> np.ndarray:
-        """T y m for a matrix whose rows are this side: float32 [R, columns of m]."""
+        """T y m for a matrix with this side as rows: float32 [R, columns of m]."""
         found = np.zeros((len(self.y), matrix.shape[1]), np.float32)
         for one, row in zip(self.y.T, matrix, strict=True):
             found += one[:, None] * row
         return rank_by_rank(self.t.T, found)
 
     def sums_of_columns(self, matrix: np.ndarray) -> np.ndarray:
-        """The same for a matrix whose columns are this side: float32 [R, rows of m]."""
+        """The same for a matrix with this side as columns: float32 [R, rows of m]."""
         pad = -matrix.shape[1] % 16
         wide, y = np.pad(matrix, ((0, 0), (0, pad))), np.pad(self.y, ((0, 0), (0, pad)))
         found = np.zeros((len(y), len(wide), 16), np.float32)
@@ -1658,7 +1658,7 @@ PAYLOADS = {
 
 @dataclass(frozen=True)
 class Frame:
-    """The fields of a frame whose own rules hold: magic to CRC, without regard to a spec."""
+    """The fields of a frame that keeps its own rules: magic to CRC, without regard to a spec."""
 
     flags: int
     codec_id: int

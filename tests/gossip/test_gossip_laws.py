@@ -52,7 +52,7 @@ def topologies(draw: Any, symmetric: bool = False, static: bool = False) -> Topo
     peers = draw(st.integers(1, 3)) if name in ("dde", "npdde", "dbe", "ddl", "dbl") else 1
     try:
         topology = make_topology(name, n, peers_per_step=peers, seed=draw(st.integers(0, 3)))
-    except TopologyError:  # it does not take so many ranks or peers
+    except TopologyError:  # it does not take this number of ranks or peers
         topology = make_topology("ring", n)
     assume(not symmetric or topology.is_symmetric)
     assume(not static or topology.period == 1)
@@ -500,7 +500,7 @@ def test_moniqua_error_bound(
     sent = other._encode(theirs)
     assert sent.nbytes == 200 * bits // 8
     guessed = ours + one._offsets(sent, tensor, ours)
-    # Float32 has 24 bits for what may be large beside theta.
+    # Float32 has 24 bits for what may be large next to theta.
     room = 1e-6 * np.abs(theirs).max()
     assert np.abs(guessed - theirs).max() <= one.error_bound + room
     own = theirs + other._offsets(sent, tensor, theirs)

@@ -33,7 +33,7 @@ NOT_RUN = {
     "profile": "prints times",
     "report": "reads runs of a training",
 }
-"""Commands whose transcripts are not run, with the reason."""
+"""Commands with transcripts that are not run, with the reason."""
 
 
 class Transcript(NamedTuple):

@@ -206,7 +206,7 @@ def test_a_tensor_that_nobody_announced_travels_alone() -> None:
 
 
 def test_an_algorithm_that_begins_later_is_dense_until_then() -> None:
-    """The engine adds the first steps, whose state is none; then the algorithm is where a device is."""
+    """The engine adds the first steps, which have no state; then the algorithm is where a device is."""
     settings = config_of("powersgd(rank=1,start_step=2,variant=library)", device="auto")
     pipeline, device = Pipeline(settings, 0, 1), CoreDevice()
     collector = Collector(Driver(Engine(Board(), 0)), pipeline, SHAPES)

@@ -30,10 +30,10 @@ def test_differences_are_lines_and_a_missing_value_is_one() -> None:
 
 
 def test_unequal_values_are_listed_between_subject_and_remedy() -> None:
-    check_equal([{"a": 1, "b": "x"}] * 3, "apart", "mend it")
+    check_equal([{"a": 1, "b": "x"}] * 3, "apart", "fix it")
     rows = [{"a": value} for value in (1, 2, 1)]
     with pytest.raises(ProtocolError) as raised:
-        check_equal(rows, "apart", "mend it", "worker")
+        check_equal(rows, "apart", "fix it", "worker")
     assert str(raised.value) == "apart:\n  a: 1 on workers 0, 2; 2 on worker 1\nmend it"
 
 

@@ -1,4 +1,4 @@
-"""States of ranks in jobs whose size changes."""
+"""States of ranks in jobs that grow and shrink."""
 
 from __future__ import annotations
 

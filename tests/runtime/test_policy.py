@@ -66,7 +66,7 @@ GROUPS = [PolicyGroup.of(SPEC, "auto", 5000), PolicyGroup.of(SPEC, "auto", 100_0
 
 
 class Trial:
-    """Policies of several ranks, whose steps take the time that a function of the choices says."""
+    """Policies of several ranks; a function of their choices gives the time of a step."""
 
     def __init__(self, ranks: int = 2, prior: Predictions | None = None) -> None:
         self.policies = [Policy(prior) for _ in range(ranks)]
@@ -226,7 +226,7 @@ def test_steps_that_change_get_a_second_look() -> None:
     # Dense on a fast link, for which the exchanges of a step are enough.
     settle(trial, 0.5, MEASURED + 1 + 2 * _WINDOW)
     assert {one.choice for one in trial.decided()[0].values()} == {DENSE}
-    # The link gets slower: at the end of a window the decisions are dropped, and made anew.
+    # The link gets slower: at the end of a window the decisions are dropped, and made again.
     found = settle(trial, 5.0, _WINDOW + STEPS + 2)
     assert set() in found
     assert found[-1] == {COMPRESSED}
@@ -238,7 +238,7 @@ def test_steps_that_change_get_a_second_look() -> None:
 def test_steps_that_vary_little_are_left_alone() -> None:
     trial = Trial()
     settle(trial, 0.5, MEASURED + 1)
-    for link in (0.5, 0.9, 0.2, 0.5):  # 1.2 to 1.9 s, beside the usual 1.5
+    for link in (0.5, 0.9, 0.2, 0.5):  # 1.2 to 1.9 s, next to the usual 1.5
         assert settle(trial, link, _WINDOW) == [{DENSE}] * _WINDOW
 
 
@@ -496,7 +496,7 @@ class Link(Engine):
 
 
 class Costly(Pipeline):
-    """A pipeline whose encoding takes time of the clock."""
+    """A pipeline that encodes for some time of the clock."""
 
     clock: Clock
     speed: float

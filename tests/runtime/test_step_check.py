@@ -1,4 +1,4 @@
-"""Ranks that are a step apart, or whose state or parameters differ, end with a message."""
+"""Ranks that are a step apart, or differ in state or parameters, end with a message."""
 
 from __future__ import annotations
 

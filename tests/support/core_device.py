@@ -1,4 +1,4 @@
-"""A device whose kernels are the core itself, on arrays that no other code can read."""
+"""A device with the core itself as kernels, on arrays that no other code can read."""
 
 from __future__ import annotations
 

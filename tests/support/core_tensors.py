@@ -1,4 +1,4 @@
-"""A device of torch whose kernels are the core itself, on CPU tensors."""
+"""A device of torch with the core itself as kernels, on CPU tensors."""
 
 from __future__ import annotations
 

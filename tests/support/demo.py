@@ -22,7 +22,7 @@ class Reference:
 
     Args:
         name: of the tensor, which decides the rotation.
-        signs: one bit for each sent value, whose magnitude is the mean of all sent ones.
+        signs: one bit for each sent value; its magnitude is the mean of all sent ones.
 
     Attributes:
         momenta: M of each rank, rotated and flat.

@@ -59,7 +59,7 @@ def normal(shape: int | Shape, seed: int = 0) -> FloatArray:
 
 
 def structured(rows: int, cols: int, seed: int = 0, directions: int = 3) -> FloatArray:
-    """A matrix whose rows and columns differ in size, with a few directions that stand out."""
+    """A matrix with rows and columns that differ in size, with a few directions that stand out."""
     rng = np.random.default_rng(seed)
     scales = np.exp(rng.normal(size=(rows, 1)) + rng.normal(size=cols))
     pairs = rng.normal(size=(rows, directions)) @ rng.normal(size=(directions, cols))

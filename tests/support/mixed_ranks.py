@@ -1,4 +1,4 @@
-"""Ranks in one process whose gradients are on devices, and others on the host."""
+"""Ranks in one process with gradients on devices, and others on the host."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def check_bits(spec: str, shape: tuple[int, int]) -> None:
 
 
 def take_state(source: Loopback, *loops: Loopback) -> None:
-    """Give the state of every rank to other loopbacks, whose momenta are then the same."""
+    """Give the state of every rank to other loopbacks; their momenta are then the same."""
     for loop in loops:
         for one, of in zip(source.ranks, loop.ranks, strict=True):
             of.load_state_dict(one.state_dict())

@@ -34,7 +34,7 @@ def first_draw(seed: int, step: int = 0, tensor_id: int = 0) -> int:
 
 
 def seed_with_start(start: int, stride: int, step: int = 0, tensor_id: int = 0) -> int:
-    """A seed whose first draw below ``stride`` is ``start``: where the sample of sampled_topk
+    """A seed with ``start`` as its first draw below ``stride``: where the sample of sampled_topk
     begins."""
     for seed in range(100_000):
         if first_draw(seed, step, tensor_id) * stride >> 64 == start:

@@ -1,4 +1,4 @@
-"""An engine whose ranks are threads of this process."""
+"""An engine with threads of this process as ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of `gradcomp advise`: which requests it serves together, and whose cores it takes."""
+"""The engine of `gradcomp advise`: which requests it serves together, and which cores it takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gathered() -> Speeds:
 
 
 def costs(request: float, before: float = 0.0, fuses: bool = False) -> EngineCosts:
-    """An engine whose requests all cost the same."""
+    """An engine with requests that all cost the same."""
     return EngineCosts({"allgather": KindCost(request, before, 0.0)}, fuses)
 
 

@@ -39,8 +39,8 @@ def agree(
         values_of: returns this rank's values by name, for JSON; its errors are raised on all ranks.
         groups: a group of all ranks.
         where: the caller, for messages.
-        leaders: of so many consecutive ranks only the first one counts for values that others give
-            as None.
+        leaders: of each ``leaders`` consecutive ranks, only the first one counts for values that others
+            give as None.
 
     Raises:
         GradcompError: the error of ``values_of`` on this rank.

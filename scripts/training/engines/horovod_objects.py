@@ -1,4 +1,4 @@
-"""Values between ranks of Horovod as bytes, in place of its functions that use pickle."""
+"""Values between ranks of Horovod as bytes, instead of its functions that use pickle."""
 
 from __future__ import annotations
 

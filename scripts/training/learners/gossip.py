@@ -19,7 +19,7 @@ __all__ = ["GossipLearner"]
 
 
 class GossipLearner(TorchLearner):
-    """A module whose ranks gossip after each step of the optimizer."""
+    """A module; its ranks gossip after each step of the optimizer."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class TensorFlowLearner(Learner):
         self._loss: Any = None
 
     def _check_momentum(self, compress: Config) -> None:
-        """Refuse a compression whose momentum is not that of the settings."""
+        """Refuse a compression with another momentum than the settings."""
         memory = compress.momentum_correction
         if memory is None:
             return

@@ -49,7 +49,7 @@ class TorchEngine(Engine):
         """The SGD for specs that apply the momentum themselves."""
 
     def trained(self, model: nn.Module) -> nn.Module:
-        """The module that training steps call in place of ``model``."""
+        """The module that training steps call instead of ``model``."""
         return model
 
     def use_threads(self, count: int) -> None:
@@ -73,7 +73,7 @@ class TorchLearner(Learner):
         classes: int,
         trained: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
-        """``trained``: makes the module called in place of the model; None: the engine's."""
+        """``trained``: makes the module called instead of the model; None: the engine's."""
         self._engine = engine
         torch.manual_seed(settings.seed)
         self._model = task_of(settings).model(classes)

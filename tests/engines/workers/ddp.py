@@ -56,7 +56,7 @@ SPECS = {
 }
 
 GATHERED = {"topk", "coded", "together", "vote", "singular", "differences", "plugin"}
-"""Specs whose frames every rank gathers and adds itself."""
+"""Specs with frames that every rank gathers and adds itself."""
 
 
 def mixed(**others: object) -> Config:
@@ -602,7 +602,7 @@ def policy() -> None:
 
 @with_horovod
 def policy_looks_again() -> None:
-    """Steps of another length are measured anew, on all ranks at once."""
+    """Steps of another length are measured again, on all ranks at once."""
     from workers import policy as horovod_policy
 
     config = configured("residual|topk(ratio=0.01)", policy="auto")

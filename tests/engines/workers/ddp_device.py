@@ -29,7 +29,7 @@ DIRECT = {
     "d": "residual|rotate|uniform(bits=4)",
     "e": "residual|fp16",
 }
-"""Specs whose frames have one size on all ranks."""
+"""Specs with frames of one size on all ranks."""
 
 MIXED_PRECISION = "residual|topk(ratio=0.05)"
 

@@ -1,4 +1,4 @@
-"""Models whose gradients are given, in DistributedDataParallel with our hook."""
+"""Models with given gradients, in DistributedDataParallel with our hook."""
 
 from __future__ import annotations
 

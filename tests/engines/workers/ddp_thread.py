@@ -1,4 +1,4 @@
-"""The hook for DDP with a thread that encodes beside the backward pass."""
+"""The hook for DDP with a thread that encodes during the backward pass."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def other_dtypes_and_clipping_with_a_thread() -> None:
 def the_backward_pass_of_ddp_goes_on() -> None:
     """The thread's first request waits for the last gradient, which waits for that request's start."""
     training = Training(mixed(encoder_thread="always"), MIXED)
-    for step in range(2):  # DDP makes its buckets anew after the first step
+    for step in range(2):  # DDP makes its buckets again after the first step
         training.averages(harness.gradients(training.params, step))
     with meeting(GlooEngine, next(iter(training.params.values()))):
         training.averages(harness.gradients(training.params, 2))

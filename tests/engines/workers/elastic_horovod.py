@@ -1,6 +1,6 @@
 """A worker of an elastic job of Horovod; it logs each step.
 
-Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps.
+Argument: the folder of its rows. A file ``last`` next to the folder has the number of steps.
 """
 
 from __future__ import annotations

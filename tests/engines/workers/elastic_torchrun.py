@@ -36,7 +36,7 @@ PAUSE = 0.03
 
 
 class Sums(nn.Module):
-    """A model whose gradients are the arguments of its forward pass."""
+    """A model that takes its gradients as arguments of its forward pass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rounds that a thread begins beside the backward pass, on real Horovod."""
+"""Rounds that a thread begins during the backward pass, on real Horovod."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def the_pass_ends_with_all_first_requests() -> None:
 
 @cases
 def the_backward_pass_goes_on_beside_the_thread() -> None:
-    """The last gradient waits for the first request, whose start waits for the last gradient."""
+    """The last gradient waits for the first request, and that one's start for the last gradient."""
     params, _, opt = prepared()
     harness.averages(opt, params, harness.gradients(params, 0))  # the ranks agree
     with meeting(HorovodEngine, next(iter(params.values()))):

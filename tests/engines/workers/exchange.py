@@ -70,7 +70,7 @@ def config_of(**others: object) -> Config:
 
 @cases
 def chunks_of_buckets() -> dict[str, int]:
-    """All specs, with small and empty tensors, in one bucket and beside gathered tensors."""
+    """All specs, with small and empty tensors, in one bucket and next to gathered tensors."""
     sent = check(config_of())
     assert {"alltoall", "allgather", "token"} <= set(sent)
     return sent

@@ -73,7 +73,7 @@ def wait(children: list[int]) -> dict[int, int]:
 
 
 def run_forks(cases: Mapping[str, Callable[[], Any]], folder: Path, ranks: int) -> None:
-    """Run the cases on so many ranks; returns when all of them have ended.
+    """Run the cases on a number of ranks; returns when all of them have ended.
 
     Each rank writes FOLDER/rankN.jsonl: for every case its value, or the error.
     """

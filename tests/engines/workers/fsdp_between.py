@@ -36,11 +36,11 @@ WIDTH = 80
 SPEC = "residual|topk(ratio=0.1)"
 
 ALL = {"0", "1", "2"}
-"""The layers whose gradients come before the backward pass reaches the last one, which is 3."""
+"""The layers with gradients that come before the backward pass reaches the last one, which is 3."""
 
 
 class Tower(nn.Module):
-    """Layers of their own, and an embedding whose gradient comes after the engine's last node.
+    """Layers of their own, and an embedding with a gradient that comes after the engine's last node.
 
     Attributes:
         shards: this rank's parameters, also while modules have whole ones.
@@ -125,7 +125,7 @@ def gradients(model: Tower) -> dict[str, torch.Tensor]:
 
 
 def backward(model: Tower, step: int) -> set[str]:
-    """A backward pass; the layers of `ALL` whose averages come after it has reached layer 3."""
+    """A backward pass; the layers of `ALL` with averages that come after it has reached layer 3."""
     before: dict[str, torch.Tensor] = {}
 
     def look(layer: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
@@ -157,9 +157,9 @@ def check_steps(
     """Compare steps with those of exchanges that end at once, to the last bit.
 
     Args:
-        late: the layers whose averages come late, from the second backward pass on.
+        late: the layers with averages that come late, from the second backward pass on.
         prepared: called with each sharded model.
-        passes: number of backward passes of each step, whose gradients are accumulated.
+        passes: number of backward passes of each step, with accumulated gradients.
         options: of `tower`.
     """
     mesh = machines()

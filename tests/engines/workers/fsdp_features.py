@@ -102,7 +102,7 @@ def _check_equal_models(one: nn.Module, other: nn.Module) -> None:
 
 @cases
 def loss_scale_and_clipping() -> None:
-    """All ranks skip a step whose overflow lies in one shard; the others are those of float32."""
+    """All ranks skip a step with an overflow in one shard; the others are those of float32."""
 
     plain = _trained(torch.amp.GradScaler("cpu", enabled=False), follows=False)
     for kind, follows in ((torch.amp.GradScaler, True), (ShardedGradScaler, False)):
@@ -210,7 +210,7 @@ def sharded_models_are_refused_elsewhere() -> None:
 
 @cases
 def uneven_data() -> None:
-    """A rank without data takes part by a pass whose loss is multiplied by 0."""
+    """A rank without data takes part by a pass with a loss multiplied by 0."""
     fsdp.check_in_one_process(
         fsdp.matrices("residual|int4"), weight=lambda step, rank: float(step < 2 + rank)
     )

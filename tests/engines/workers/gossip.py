@@ -63,7 +63,7 @@ def golden_npdde() -> None:
 @cases
 def golden_ring() -> None:
     replay("powergossip-01", lambda of, rank: powergossip_ranks(of)[rank], first=1)
-    # Frames whose lengths travel first.
+    # Frames; their lengths travel first.
     for name in ("choco-topk-01", "choco-sign-01"):
         replay(
             name,
@@ -409,7 +409,7 @@ def asynchronous_averaging() -> None:
     model = AsyncGossipDataParallel(nn.Linear(3, 2), topology="dbe")
     optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=1.0))
     values = torch.arange(8.0) * (1 + dist.get_rank())
-    for period in range(2):  # after synchronize() all of it begins anew
+    for period in range(2):  # after synchronize() all of it begins again
         with torch.no_grad():
             torch.nn.utils.vector_to_parameters(values, model.parameters())
         for _ in range(30 + 20 * dist.get_rank()):

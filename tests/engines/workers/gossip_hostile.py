@@ -1,4 +1,4 @@
-"""A job of 2 ranks whose rank 1 sends false messages: ``python -m workers.gossip_hostile FOLDER``.
+"""A job of 2 ranks; rank 1 sends false messages: ``python -m workers.gossip_hostile FOLDER``.
 
 In each case rank 0 runs the code of every job and returns its error.
 """

@@ -34,7 +34,7 @@ DIRECT = (
     ("residual|fp16", "auto"),
     ("powersgd(rank=2,start_step=1)", "auto"),
 )
-"""Specs whose frames have one size on all ranks, with an exchange."""
+"""Specs with frames of one size on all ranks, with an exchange."""
 ON_HOST = ("atomo(rank=1)", "residual|adaptive(rate=0.5)", "residual|fp16")
 
 

@@ -66,7 +66,7 @@ def slow_link() -> Iterator[None]:
 
 
 class Training:
-    """A model whose gradients come in an order of the rank's own."""
+    """A model with gradients that come in an order of the rank's own."""
 
     def __init__(
         self, spec: str | Config, shapes: dict[str, tuple[int, ...]], prior: Any = None

@@ -1,4 +1,4 @@
-"""The driver of an elastic job of Horovod on Ray, whose slots change from 1 to 2 to 1.
+"""The driver of an elastic job of Horovod on Ray; its slots change from 1 to 2 to 1.
 
 Argument: a folder, for the rows of `workers.elastic_horovod`.
 """

@@ -121,6 +121,6 @@ def _alike(name: str, actual: Any, expected: Any) -> bool:
     pattern = exchange_pattern(spec.parse(text), ranks=hvd.size())
     if pattern in ("gather", "sra", "sparse_allreduce") or hvd.size() == 2:
         return np.array_equal(actual, expected)
-    # With ef21 roundings of an earlier step, whose differences may be large, are still in the average.
+    # With ef21 roundings of an earlier step, with differences that may be large, are still in the average.
     tolerance = 1e-2 if text.startswith("ef21") else 2e-3
     return np.allclose(actual, expected, rtol=tolerance, atol=tolerance)

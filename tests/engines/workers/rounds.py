@@ -40,7 +40,7 @@ def gradient(name: str, step: int, rank: int) -> FloatArray:
 
 
 def frame_of(rank: int, step: int, nbytes: int) -> ByteArray:
-    """A frame of random 16-bit floats, of about so many bytes."""
+    """A frame of random 16-bit floats, of about this number of bytes."""
     numbers = np.random.default_rng([rank, step]).standard_normal(nbytes // 2, np.float32)
     return get_codec("bf16").encode(numbers)
 

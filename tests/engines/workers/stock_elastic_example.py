@@ -4,7 +4,7 @@ That is ``examples/elastic/pytorch/pytorch_mnist_elastic.py`` of Horovod 0.28.1:
 an optimizer with a compression, rates that follow the number of ranks, a state with epoch and batch,
 and a commit in each step. Digits are scikit-learn's, which need no download, and each step is logged, with
 the part of an average that is not 0.
-Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps.
+Argument: the folder of its rows. A file ``last`` next to the folder has the number of steps.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """An elastic training script on stock Horovod, without any compression; it logs each step.
 
-Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps.
+Argument: the folder of its rows. A file ``last`` next to the folder has the number of steps.
 """
 
 import sys

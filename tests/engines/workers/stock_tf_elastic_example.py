@@ -4,7 +4,7 @@ That is ``examples/elastic/tensorflow2/tensorflow2_mnist_elastic.py`` of Horovod
 graph with a distributed tape, one local step that makes the optimizer's variables, rates that follow
 the number of ranks, and a commit in each step. It needs Keras 2, as the example does. Digits are
 scikit-learn's, which need no download, and each step is logged, with the part of an average that is not 0.
-Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps.
+Argument: the folder of its rows. A file ``last`` next to the folder has the number of steps.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """An elastic ``fit`` of Keras on stock Horovod, without any compression; it logs each step.
 
 It looks at the residuals of the compression that it got.
-Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps.
+Argument: the folder of its rows. A file ``last`` next to the folder has the number of steps.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """A worker of an elastic job of Horovod with TensorFlow; it logs each step.
 
 One compression is in the graph of a tape, one in the optimizer of Keras 3, and one adds without a graph.
-Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps. A file
-``newcomer`` beside it has the spec of the sums for workers that start later.
+Argument: the folder of its rows. A file ``last`` next to the folder has the number of steps. A file
+``newcomer`` next to it has the spec of the sums for workers that start later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Helpers of cases with a thread that encodes beside the backward pass."""
+"""Helpers of cases with a thread that encodes during the backward pass."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def train(options: dict[str, Any], log: Any) -> None:
 def manager_of(
     options: dict[str, Any], model: torch.nn.Module, fragments: list[torch.nn.Module], port: int
 ) -> CompressedManager:
-    """The manager of a replica group of one rank, whose store has that port."""
+    """The manager of a replica group of one rank, with the store at that port."""
     return CompressedManager(
         options["spec"],
         fragments,
