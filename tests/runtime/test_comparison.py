@@ -34,7 +34,7 @@ def test_unequal_values_are_listed_between_subject_and_remedy() -> None:
     rows = [{"a": value} for value in (1, 2, 1)]
     with pytest.raises(ProtocolError) as raised:
         check_equal(rows, "apart", "fix it", "worker")
-    assert str(raised.value) == "apart:\n  a: 1 on workers 0, 2; 2 on worker 1\nmend it"
+    assert str(raised.value) == "apart:\n  a: 1 on workers 0, 2; 2 on worker 1\nfix it"
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"[1]", b"3", b"[" * 100_000, "no json"])
