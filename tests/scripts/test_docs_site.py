@@ -17,6 +17,7 @@ import pytest
 
 from pages.navigation import navigation, on_config
 from pages.site_pages import API, ROOT, lay_out, tracked
+from pages.tables import on_page_markdown
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,14 @@ def test_the_navigation_names_every_page_once_but_generated_tables(site: Path) -
     left_out = tuple(line.strip().lstrip("/") for line in not_in_nav[1].splitlines())
     pages = [str(page.relative_to(site)) for page in site.rglob("*.md")]
     assert sorted(named) == sorted(page for page in pages if not page.startswith(left_out))
+
+
+def test_specs_in_tables_have_no_backslash() -> None:
+    row = r"| `a\|b`, `rotate\|polar` | text \| text |"
+    block = "```\ngrep 'a\\|b'\n```"
+    expected = r"| `a|b`, `rotate|polar` | text \| text |"
+    assert on_page_markdown(f"{row}\n{block}\n`a\\|b`") == f"{expected}\n{block}\n`a\\|b`"
+    assert "scripts/pages/tables.py" in (ROOT / "mkdocs.yml").read_text()
 
 
 def test_sections_are_headings_of_the_map() -> None:
