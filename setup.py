@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 if not sys.platform.startswith("linux"):
@@ -35,6 +36,20 @@ FLAGS = [
 ]
 
 
+class BuildCore(build_ext):
+    """Compiles the core, for which Debian's python3 alone is not enough."""
+
+    def run(self):
+        """Refuse a Python without headers before pages of a compiler's output."""
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        if not header.is_file():
+            sys.exit(
+                f"gradcomp compiles its core, which needs Python's headers, and there is no {header}: install them "
+                "(Debian and Ubuntu: apt-get install python3-dev)"
+            )
+        super().run()
+
+
 class BuildWithHeader(build_py):
     """Puts gradcomp.h into the package, for plug-ins that are compiled where no checkout is."""
 
@@ -58,7 +73,7 @@ ParallelCompile("GRADCOMP_BUILD_JOBS", default=0).install()
 setup(
     long_description=readme_for_an_index(),
     long_description_content_type="text/markdown",
-    cmdclass={"build_py": BuildWithHeader},
+    cmdclass={"build_ext": BuildCore, "build_py": BuildWithHeader},
     ext_modules=[
         Pybind11Extension(
             "gradcomp._core",
