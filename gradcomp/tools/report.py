@@ -39,7 +39,7 @@ _PAGE = Template("""<!doctype html>
 }
 body { color: var(--ink); background: var(--ground); font: 15px/1.45 system-ui, sans-serif;
   max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 svg { width: 100%; height: auto; } svg text { font-family: system-ui, sans-serif; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; }
@@ -47,7 +47,7 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px so
   vertical-align: top; overflow-wrap: anywhere; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 /* On a narrow screen charts keep the size of their letters, and scroll. */
-@media (max-width: 50rem) { .wide svg { min-width: 50rem; } td, th { overflow-wrap: normal; } }
+@media (max-width: 50rem) { .wide svg { min-width: 50rem; } th, td.number { overflow-wrap: normal; } }
 tr.differs td { background: var(--mark); }
 .key { display: inline-block; width: 1.4em; height: .3em; margin-right: .5em;
   vertical-align: middle; }
@@ -99,50 +99,48 @@ def _tensor_errors(run: RunFolder, name: str, runs: Sequence[RunFolder]) -> tupl
 
 
 def _results(runs: Sequence[RunFolder]) -> str:
-    """A row for each run, which also explains the colours of curves."""
-    fewer = [times_fewer_bytes(run) for run in runs]
-    with_fewer = any(times is not None for times in fewer)
-    numbers = (
-        *("ranks", "steps", "accuracy", "test bits", "kB a step"),
-        *(["times fewer"] if with_fewer else []),
-        "ms a step",
-    )
-    # A label may be the spec already.
+    """A row for each run, which also explains the colours of curves; without columns that no run fills."""
     specs = [spec_of(run) for run in runs]
+    # A label may be the spec already.
     with_specs = any(spec not in (None, run.label) for spec, run in zip(specs, runs, strict=True))
-    rows = [_row(("run", *(["compression"] if with_specs else []), *numbers), "th")]
-    for index, run in enumerate(runs):
+    rows = [_numbers(run) for run in runs]
+    filled = [name for name in rows[0] if any(row[name] != _NONE for row in rows)]
+    lines = [_row(("run", *(["compression"] if with_specs else []), *filled), "th")]
+    for index, (run, row) in enumerate(zip(runs, rows, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
         key = f'<span class="key" style="background:{colour}"></span>'
-        last = run.epochs[-1] if run.epochs else {}
-        sent, seconds = bytes_of_step(run), seconds_of_step(run)
-        cells = [
-            f"{key}{escape(run.label)}",
-            *([f"<td>{escape(specs[index] or '-')}</td>"] if with_specs else []),
-            *(
-                f'<td class="number">{text}</td>'
-                for text in (
-                    escape(str(run.facts.get("world_size", "-"))),
-                    f"{last_step(run):,}",
-                    _number(last.get("accuracy"), ".4f"),
-                    _number(last.get("test_bits"), ".4f"),
-                    _number(None if sent is None else sent / 1e3, ",.1f"),
-                    *([_number(fewer[index], ",.1f")] if with_fewer else []),
-                    _number(None if seconds is None else seconds * 1e3, ",.1f"),
-                )
-            ),
-        ]
-        rows.append(f"<tr><td>{cells[0]}</td>{''.join(cells[1:])}</tr>")
+        spec = f"<td>{escape(specs[index] or _NONE)}</td>" if with_specs else ""
+        numbers = "".join(f'<td class="number">{escape(row[name])}</td>' for name in filled)
+        lines.append(f"<tr><td>{key}{escape(run.label)}</td>{spec}{numbers}</tr>")
     note = (
         "<p>Bytes are those that a rank hands to the engine, a mean over the steps, and times fewer than "
         "those of its gradients in float32; time is a median, "
         "of whole steps in training, of exchanges in a profile alone.</p>"
     )
-    return f"<table>{''.join(rows)}</table>{note}"
+    return f"<table>{''.join(lines)}</table>{note}"
+
+
+_NONE = "-"
+"""The text of a number that a run does not have."""
+
+
+def _numbers(run: RunFolder) -> dict[str, str]:
+    """The numbers of a run's row, by column."""
+    last = run.epochs[-1] if run.epochs else {}
+    sent, seconds = bytes_of_step(run), seconds_of_step(run)
+    return {
+        "ranks": str(run.facts.get("world_size", _NONE)),
+        "steps": f"{last_step(run):,}",
+        "accuracy": _number(last.get("accuracy"), ".4f"),
+        "test bits": _number(last.get("test_bits"), ".4f"),
+        "kB a step": _number(None if sent is None else sent / 1e3, ",.1f"),
+        "times fewer": _number(times_fewer_bytes(run), ",.1f"),
+        "ms a step": _number(None if seconds is None else seconds * 1e3, ",.1f"),
+    }
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return _NONE if value is None else format(value, form)
 
 
 def _settings(runs: Sequence[RunFolder]) -> str:
