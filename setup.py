@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 if not sys.platform.startswith("linux"):
@@ -26,6 +27,7 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
 # Functions begin with a cache line, so that their speed does not depend on the order of linking: int8
 # decoded 10 % slower after files had moved.
 FLAGS = [
+    "-std=c++17",
     "-O3",
     "-falign-functions=64",
     "-ffp-contract=off",
@@ -33,6 +35,28 @@ FLAGS = [
     "-Wall",
     "-Wextra",
 ]
+
+# The core knows nothing of Python: compiled once, it serves the bindings of any version (scripts/release).
+BINDINGS = sorted(glob("csrc/bindings/*.cpp"))
+CORE = sorted(set(glob("csrc/**/*.cpp", recursive=True)) - set(BINDINGS))
+HEADERS = sorted(glob("csrc/**/*.h*", recursive=True))
+FOLDERS = ["csrc", "csrc/include"]
+
+
+class BuildWithCore(build_ext):
+    """Compiles the core first, and links its objects."""
+
+    def run(self):
+        """Also the core, which `build_ext` alone would not compile."""
+        self.run_command("build_clib")
+        super().run()
+
+    def build_extensions(self):
+        """From the archive, the linker would leave out the functions of gradcomp.h: bindings do not call them."""
+        folder = self.get_finalized_command("build_clib").build_temp
+        for extension in self.extensions:
+            extension.extra_objects = self.compiler.object_filenames(CORE, output_dir=folder)
+        super().build_extensions()
 
 
 class BuildWithHeader(build_py):
@@ -58,15 +82,25 @@ ParallelCompile("GRADCOMP_BUILD_JOBS", default=0).install()
 setup(
     long_description=readme_for_an_index(),
     long_description_content_type="text/markdown",
-    cmdclass={"build_py": BuildWithHeader},
+    cmdclass={"build_ext": BuildWithCore, "build_py": BuildWithHeader},
+    libraries=[
+        (
+            "gradcomp_core",
+            {
+                "sources": CORE,
+                "include_dirs": FOLDERS,
+                "obj_deps": {"": HEADERS},
+                "cflags": [*FLAGS, "-g0"],
+            },
+        )
+    ],
     ext_modules=[
         Pybind11Extension(
             "gradcomp._core",
-            sorted(glob("csrc/**/*.cpp", recursive=True)),
-            include_dirs=["csrc", "csrc/include"],
-            depends=sorted(glob("csrc/**/*.h*", recursive=True)),
+            BINDINGS,
+            include_dirs=FOLDERS,
+            depends=[*CORE, *HEADERS],
             extra_compile_args=FLAGS,
-            cxx_std=17,
         )
     ],
 )
