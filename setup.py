@@ -27,6 +27,7 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
 # Functions begin with a cache line, so that their speed does not depend on the order of linking: int8
 # decoded 10 % slower after files had moved.
 FLAGS = [
+    "-std=c++17",
     "-O3",
     "-falign-functions=64",
     "-ffp-contract=off",
@@ -35,19 +36,33 @@ FLAGS = [
     "-Wextra",
 ]
 
+# The core knows nothing of Python: compiled once, it serves the bindings of any version (scripts/release).
+BINDINGS = sorted(glob("csrc/bindings/*.cpp"))
+CORE = sorted(set(glob("csrc/**/*.cpp", recursive=True)) - set(BINDINGS))
+HEADERS = sorted(glob("csrc/**/*.h*", recursive=True))
+FOLDERS = ["csrc", "csrc/include"]
 
-class BuildCore(build_ext):
-    """Compiles the core, for which Debian's python3 alone is not enough."""
+
+class BuildWithCore(build_ext):
+    """Compiles the core first, and links its objects."""
 
     def run(self):
-        """Refuse a Python without headers before pages of a compiler's output."""
-        header = Path(sysconfig.get_path("include"), "Python.h")
-        if not header.is_file():
+        """Also the core, which `build_ext` alone would not compile; refuses a Python without headers before that."""
+        include = sysconfig.get_path("include")
+        if not any(Path(folder, "Python.h").is_file() for folder in [*self.include_dirs, include]):
             sys.exit(
-                f"gradcomp compiles its core, which needs Python's headers, and there is no {header}: install them "
-                "(Debian and Ubuntu: apt-get install python3-dev)"
+                f"gradcomp compiles its core, which needs Python's headers, and there is no {include}/Python.h: "
+                "install them (Debian and Ubuntu: apt-get install python3-dev)"
             )
+        self.run_command("build_clib")
         super().run()
+
+    def build_extensions(self):
+        """From the archive, the linker would leave out the functions of gradcomp.h: bindings do not call them."""
+        folder = self.get_finalized_command("build_clib").build_temp
+        for extension in self.extensions:
+            extension.extra_objects = self.compiler.object_filenames(CORE, output_dir=folder)
+        super().build_extensions()
 
 
 class BuildWithHeader(build_py):
@@ -73,15 +88,25 @@ ParallelCompile("GRADCOMP_BUILD_JOBS", default=0).install()
 setup(
     long_description=readme_for_an_index(),
     long_description_content_type="text/markdown",
-    cmdclass={"build_ext": BuildCore, "build_py": BuildWithHeader},
+    cmdclass={"build_ext": BuildWithCore, "build_py": BuildWithHeader},
+    libraries=[
+        (
+            "gradcomp_core",
+            {
+                "sources": CORE,
+                "include_dirs": FOLDERS,
+                "obj_deps": {"": HEADERS},
+                "cflags": [*FLAGS, "-g0"],
+            },
+        )
+    ],
     ext_modules=[
         Pybind11Extension(
             "gradcomp._core",
-            sorted(glob("csrc/**/*.cpp", recursive=True)),
-            include_dirs=["csrc", "csrc/include"],
-            depends=sorted(glob("csrc/**/*.h*", recursive=True)),
+            BINDINGS,
+            include_dirs=FOLDERS,
+            depends=[*CORE, *HEADERS],
             extra_compile_args=FLAGS,
-            cxx_std=17,
         )
     ],
 )

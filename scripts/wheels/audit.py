@@ -1,8 +1,9 @@
 """Check that a wheel of gradcomp runs on the promised glibc, and tag it so: ``scripts/release``.
 
-    python scripts/wheels/audit.py WHEEL
+    python scripts/wheels/audit.py PYTHON WHEEL
 
-WHEEL is tagged ``linux_ARCH``; its replacement in the same folder has the tag ``manylinux_2_28_ARCH``.
+WHEEL is tagged ``linux_ARCH`` and for the Python that built it. Its replacement in the same folder has the
+tags of PYTHON, such as cp313, with which headers its extension was compiled, and ``manylinux_2_28_ARCH``.
 The environment has auditwheel and wheel. (``auditwheel repair`` also moves libraries into wheels, which
 this one needs not, and it refuses other processors' wheels.)
 """
@@ -13,6 +14,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +56,20 @@ def check(report: dict[str, Any]) -> str:
     return f"auditwheel: {report['overall_tag']}; newest symbol {newest}; no other libraries"
 
 
+def check_extension(names: list[str], python: str) -> None:
+    """See that the extension among a wheel's files is for ``python``.
+
+    Raises:
+        AuditError: it is for another Python.
+    """
+    (extension,) = (name for name in names if name.endswith(".so"))
+    if f".cpython-{python.removeprefix('cp')}-" not in extension:
+        raise AuditError(f"{extension} is not for {python}")
+
+
 def main() -> None:
     """Check and tag the wheel of the command line."""
-    wheel = Path(sys.argv[1])
+    python, wheel = sys.argv[1], Path(sys.argv[2])
     tool = Path(sys.executable).parent
     shown = subprocess.run(
         [str(tool / "auditwheel"), "show", "--json", str(wheel)],
@@ -65,12 +78,15 @@ def main() -> None:
         check=True,
     )
     try:
+        with zipfile.ZipFile(wheel) as archive:
+            check_extension(archive.namelist(), python)
         print(check(json.loads(shown.stdout)))
     except AuditError as error:
         sys.exit(f"{wheel.name}: {error}")
     processor = wheel.stem.split("-linux_")[1]
     tag = "manylinux_{}_{}_{}".format(*PROMISED, processor)
-    command = [str(tool / "wheel"), "tags", "--remove", "--platform-tag", tag, str(wheel)]
+    tags = ["--python-tag", python, "--abi-tag", python, "--platform-tag", tag]
+    command = [str(tool / "wheel"), "tags", "--remove", *tags, str(wheel)]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 

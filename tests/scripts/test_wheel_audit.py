@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from wheels.audit import AuditError, check
+from wheels.audit import AuditError, check, check_extension
 
 
 def report(**changes: Any) -> dict[str, Any]:
@@ -37,3 +37,10 @@ def test_a_wheel_for_the_promised_glibc_passes() -> None:
 def test_a_wheel_that_needs_more_fails(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(AuditError, match=message):
         check(report(**changes))
+
+
+def test_the_extension_must_be_for_the_python_of_the_tag() -> None:
+    names = ["gradcomp/__init__.py", "gradcomp/_core.cpython-313-x86_64-linux-gnu.so"]
+    check_extension(names, "cp313")
+    with pytest.raises(AuditError, match=r"x86_64-linux-gnu\.so is not for cp314"):
+        check_extension(names, "cp314")

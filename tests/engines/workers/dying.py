@@ -13,10 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-import horovod.torch as hvd
 import torch
-
-from horovod_compressors.torch import Compression
 
 
 def layers() -> torch.nn.Sequential:
@@ -39,6 +36,11 @@ def make_end(way: str) -> Callable[[torch.Tensor], None]:
 
 
 def main(way: str) -> None:
+    # Workers of other engines import the functions above where no Horovod is.
+    import horovod.torch as hvd
+
+    from horovod_compressors.torch import Compression
+
     torch.set_num_threads(1)
     if way == "late" and os.environ["HOROVOD_RANK"] == "1":
         time.sleep(60)
