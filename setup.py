@@ -48,11 +48,10 @@ class BuildWithCore(build_ext):
 
     def run(self):
         """Also the core, which `build_ext` alone would not compile; refuses a Python without headers before that."""
-        include = sysconfig.get_path("include")
-        if not any(Path(folder, "Python.h").is_file() for folder in [*self.include_dirs, include]):
+        if not any(Path(folder, "Python.h").is_file() for folder in self.include_dirs):
             sys.exit(
-                f"gradcomp compiles its core, which needs Python's headers, and there is no {include}/Python.h: "
-                "install them (Debian and Ubuntu: apt-get install python3-dev)"
+                "gradcomp compiles its core, which needs Python's headers, and there is no Python.h in "
+                f"{', '.join(self.include_dirs)}: install them (Debian and Ubuntu: apt-get install python3-dev)"
             )
         self.run_command("build_clib")
         super().run()

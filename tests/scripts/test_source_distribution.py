@@ -75,12 +75,14 @@ def test_other_systems_are_refused(system: str) -> None:
 def test_a_python_without_headers_is_refused(tmp_path: Path) -> None:
     """As Debian's python3 is without python3-dev."""
     program = (
-        "import runpy, sys, sysconfig, setuptools, pybind11.setup_helpers; sys.argv = ['setup.py', 'build_ext']; "
-        f"sysconfig.get_path = lambda name: {str(tmp_path)!r}; runpy.run_path('setup.py', run_name='__main__')"
+        "import runpy, sys, setuptools, pybind11.setup_helpers; from distutils import sysconfig; "
+        f"sysconfig.get_python_inc = lambda plat_specific=False: {str(tmp_path)!r}; "
+        "sys.argv = ['setup.py', 'build_ext']; runpy.run_path('setup.py', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"there is no {tmp_path}/Python.h" in done.stderr
+    assert "there is no Python.h in " in done.stderr
+    assert f"{tmp_path}: install them" in done.stderr
     assert "apt-get install python3-dev" in done.stderr
 
 
