@@ -27,7 +27,7 @@ SPECS = {
     AUTO: AUTO_SPEC,
     "adaptive 1": "residual|adaptive(rate=1)",
     "adaptive .5": "residual|adaptive(rate=0.5)",
-    "error .1": "residual|adaptive(error=0.1)",
+    "adaptive E .1": "residual|adaptive(error=0.1)",
     "top-k 1%": "residual|topk(ratio=0.01)",
     "top-k .1%": "residual|topk(ratio=0.001)",
     "DGC .1%": "dgc(ratio=0.001,warmup_epochs=0)",
@@ -147,7 +147,16 @@ class _Block(NamedTuple):
 
 
 _FIRST = (UNCOMPRESSED, AUTO, "top-k 1%", "PowerSGD 4", "adaptive .5")
-_REST = ("sign", "DGC .1%", "polar .5", "fp16", "adaptive 1", "error .1", "top-k .1%", "local 10")
+_REST = (
+    "sign",
+    "DGC .1%",
+    "polar .5",
+    "fp16",
+    "adaptive 1",
+    "adaptive E .1",
+    "top-k .1%",
+    "local 10",
+)
 _PAIR = (UNCOMPRESSED, AUTO)
 
 _BLOCKS = (

@@ -353,7 +353,7 @@ def _panel(axes: Any, group: Group) -> list[tuple[float, float, str]]:
     for against in group.compared:
         if against.diverged:
             continue  # has no place on the axis; the table shows it
-        code = colour("adaptive" if against.spec == AUTO else against.spec)
+        code = _colour(against.spec)
         face = code if against.level else "white"
         axes.plot(against.ratio, against.mean, "o", color=code, markerfacecolor=face, zorder=3)
         points.append((against.ratio, against.mean, against.spec))
@@ -371,6 +371,12 @@ def _panel(axes: Any, group: Group) -> list[tuple[float, float, str]]:
     axes.set(xlabel="times fewer bytes", ylabel=f"{unit} more than uncompressed")
     axes.set_title(group.title, loc="left", fontweight="bold")
     return points
+
+
+def _colour(name: str) -> str:
+    if name in LOCAL_STEPS:
+        return "black"
+    return colour("adaptive" if name == AUTO else name)
 
 
 def write(rows: Sequence[Row], folder: Path) -> None:

@@ -183,7 +183,7 @@ def test_an_interrupted_command_goes_on(
 
     monkeypatch.setitem(make_all.__globals__, "make", make)
     arguments = ["run", "--results", str(tmp_path / "results.jsonl")]
-    arguments += ["--cells", "fashion-cnn/sgd/2 ranks/400 steps/[af]*/seed 0"]
+    arguments += ["--cells", "fashion-cnn/sgd/2 ranks/400 steps/[DPps]*/seed 0"]
     with pytest.raises(KeyboardInterrupt):
         main(arguments)
     assert "2 runs left, 1 min" in capsys.readouterr().out
