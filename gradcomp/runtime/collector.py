@@ -133,9 +133,8 @@ class Collector:
             self._resolved = self._pipeline.resolve_all(self._tensors)
             lasts = all(resolved.lasting for resolved in self._resolved.values())
             if lasts and not self._pipeline.policy.measures:
-                self._lasting = (
-                    self._resolved.copy()
-                )  # `add` puts further tensors into the other one
+                # A copy, as `add` puts further tensors into the other one.
+                self._lasting = self._resolved.copy()
         else:
             self._resolved = self._lasting.copy()
 
