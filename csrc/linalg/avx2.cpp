@@ -9,7 +9,7 @@
 namespace gradcomp {
 namespace {
 
-GRADCOMP_AVX2 inline __m256 load_mask(const float* x, std::size_t n) {
+GRADCOMP_AVX2 inline __m256 load_masked(const float* x, std::size_t n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane));
 }
@@ -40,7 +40,7 @@ GRADCOMP_AVX2 inline void add_up_tile(const Vector (&sums)[2][2][2], float* p,
 #define GRADCOMP_VECTORS 2
 #define GRADCOMP_STREAM _mm256_stream_ps
 #define GRADCOMP_FENCE _mm_sfence
-#define GRADCOMP_LOAD_FIRST load_mask
+#define GRADCOMP_LOAD_FIRST load_masked
 #define GRADCOMP_ADD_UP add_up_tile
 #include "linalg/loops.hpp"
 

@@ -9,7 +9,7 @@
 namespace gradcomp {
 namespace {
 
-GRADCOMP_AVX512 inline __m512 load_mask(const float* x, std::size_t n) {
+GRADCOMP_AVX512 inline __m512 load_masked(const float* x, std::size_t n) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);
 }
 
@@ -53,7 +53,7 @@ GRADCOMP_AVX512 inline void add_up_tile(const Vector (&sums)[4][4][1], float* p,
 #define GRADCOMP_VECTORS 2
 #define GRADCOMP_STREAM _mm512_stream_ps
 #define GRADCOMP_FENCE _mm_sfence
-#define GRADCOMP_LOAD_FIRST load_mask
+#define GRADCOMP_LOAD_FIRST load_masked
 #define GRADCOMP_ADD_UP add_up_tile
 #include "linalg/loops.hpp"
 
