@@ -35,7 +35,7 @@ class Scratch {
   }
 
   // A codec and its parts must not share slots: selection uses the first ones, coding the others.
-  static constexpr std::size_t kSlots = 8;
+  static constexpr std::size_t kSlots = 9;
 
  private:
   struct Slot {

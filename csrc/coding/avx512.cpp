@@ -76,10 +76,10 @@ std::size_t rans_encode_any(const std::uint8_t* symbols, std::size_t n, std::siz
 }
 
 bool decode_any_row(const std::uint8_t* begin, const std::uint8_t** from, const ClassTables& tables,
-                    std::uint32_t* states, std::size_t lanes, Contexts& contexts,
-                    std::int8_t* levels, std::size_t n) {
+                    std::uint32_t* states, std::size_t lanes, const std::uint8_t* flags,
+                    Contexts& contexts, std::int8_t* levels, std::size_t n) {
   const auto decode = lanes == kFewLanes ? kAvx2CodingKernels.decode_row : decode_row;
-  return decode(begin, from, tables, states, lanes, contexts, levels, n);
+  return decode(begin, from, tables, states, lanes, flags, contexts, levels, n);
 }
 
 }  // namespace

@@ -5,22 +5,23 @@
 // 32 above.
 constexpr std::int32_t kLowestHalf = 2 * 127 + kFirstClass;
 
+// The class of an element by the sum of both means and kMeanFloor.
+GRADCOMP_LEVEL inline std::uint8_t class_of_sum(std::int32_t sum) {
+  constexpr std::int32_t kTop = static_cast<std::int32_t>(kClasses) - 1;
+  const auto value = static_cast<float>(sum);
+  std::int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const std::int32_t halves = (bits >> 22) - kLowestHalf;
+  const std::int32_t capped = halves > kTop ? kTop : halves;
+  return static_cast<std::uint8_t>(capped < 0 ? 0 : capped);
+}
+
 // Classes of the group of columns from `at` on.
 GRADCOMP_LEVEL inline void find_classes(const Contexts& contexts, std::size_t at,
                                         std::uint8_t* classes) {
   const std::int16_t* const means = contexts.columns + at;
   const std::int32_t row = contexts.row + kMeanFloor;
-  constexpr std::int32_t kTop = static_cast<std::int32_t>(kClasses) - 1;
-  std::int32_t found[kGroup];
-  for (std::size_t k = 0; k < kGroup; ++k) {
-    const auto mean = static_cast<float>(means[k] + row);
-    std::int32_t bits;
-    std::memcpy(&bits, &mean, sizeof bits);
-    const std::int32_t halves = (bits >> 22) - kLowestHalf;
-    const std::int32_t capped = halves > kTop ? kTop : halves;
-    found[k] = capped < 0 ? 0 : capped;
-  }
-  for (std::size_t k = 0; k < kGroup; ++k) classes[k] = static_cast<std::uint8_t>(found[k]);
+  for (std::size_t k = 0; k < kGroup; ++k) classes[k] = class_of_sum(means[k] + row);
 }
 
 // Updates the means with a group's magnitudes: `count` of the row; the others are 0.
@@ -35,6 +36,15 @@ GRADCOMP_LEVEL inline void take_note(Contexts& contexts, std::size_t at, std::si
   }
   const std::int32_t mean = (sum << kMeanBits) / static_cast<std::int32_t>(count);
   contexts.row += (mean - contexts.row) >> kRowShift;
+}
+
+// The same for a group without magnitudes.
+GRADCOMP_LEVEL inline void take_note_of_zeros(Contexts& contexts, std::size_t at) {
+  std::int16_t* const means = contexts.columns + at;
+  for (std::size_t k = 0; k < kGroup; ++k) {
+    means[k] = static_cast<std::int16_t>(means[k] + (-means[k] >> contexts.shift));
+  }
+  contexts.row += -contexts.row >> kRowShift;
 }
 
 // As CodingKernels::classify, for one group of `count` elements.
@@ -126,4 +136,23 @@ GRADCOMP_LEVEL inline void decode_group(const std::uint8_t** from, const ClassTa
     magnitudes[k] = static_cast<std::uint8_t>(levels[k] < 0 ? -levels[k] : levels[k]);
   }
   take_note(contexts, at, count, magnitudes);
+}
+
+// As CodingKernels::decode_row, group by group.
+GRADCOMP_LEVEL inline bool decode_groups_of_row(const std::uint8_t* begin,
+                                                const std::uint8_t** from,
+                                                const ClassTables& tables, std::uint32_t* states,
+                                                std::size_t lanes, const std::uint8_t* flags,
+                                                Contexts& contexts, std::int8_t* levels,
+                                                std::size_t n) {
+  for (std::size_t at = 0; at < n && *from >= begin; at += kGroup) {
+    const std::size_t count = n - at < kGroup ? n - at : kGroup;
+    if (flags != nullptr && flags[at / kGroup] == 0) {
+      std::memset(levels + at, 0, count);
+      take_note_of_zeros(contexts, at);
+    } else {
+      decode_group(from, tables, states, lanes, at, count, contexts, levels + at);
+    }
+  }
+  return *from >= begin;
 }

@@ -305,6 +305,20 @@ GRADCOMP_LEVEL inline Vector note(const Contexts& contexts, std::size_t at, std:
   return add_epi32(row, srai_epi32<kRowShift>(sub_epi32(mean, row)));
 }
 
+// As take_note_of_zeros(). Returns the new mean of the row, in all elements.
+GRADCOMP_LEVEL inline Vector note_zeros(const Contexts& contexts, std::size_t at, Vector row) {
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(contexts.shift));
+  Vector means[kParts];
+  load_means(contexts, at, means);
+  const Vector zero = {};
+  for (Vector& mean : means) mean = add_epi32(mean, sra_epi32(sub_epi32(zero, mean), shift));
+  for (std::size_t k = 0; k < kParts; k += 2) {
+    store_vector(contexts.columns + at + kFloats * k,
+                 order_epi64(packs_epi32(means[k], means[k + 1])));
+  }
+  return add_epi32(row, srai_epi32<kRowShift>(sub_epi32(zero, row)));
+}
+
 // As classify_group(), with the mean of the row in all elements of a register. kWhole: count is
 // kGroup.
 template <bool kWhole>
@@ -460,8 +474,8 @@ GRADCOMP_LEVEL inline Vector decode_in_registers(const std::uint8_t** from, cons
 template <std::size_t kRegisters>
 GRADCOMP_LEVEL bool decode_row_in_registers(const std::uint8_t* begin, const std::uint8_t** from,
                                             const ClassTables& tables, std::uint32_t* states,
-                                            Contexts& contexts, std::int8_t* levels,
-                                            std::size_t n) {
+                                            const std::uint8_t* flags, Contexts& contexts,
+                                            std::int8_t* levels, std::size_t n) {
   const Words words;
   Table of[kTopMagnitude + 1];
   for (unsigned m = 0; m <= kTopMagnitude; ++m) of[m] = load_table(tables.of[m]);
@@ -470,11 +484,20 @@ GRADCOMP_LEVEL bool decode_row_in_registers(const std::uint8_t* begin, const std
   Vector row = set1_epi32(contexts.row);
   const std::uint8_t* next = *from;
   std::size_t at = 0;
+  const auto skipped = [&] { return flags != nullptr && flags[at / kGroup] == 0; };
   for (; at + kGroup <= n && next >= begin; at += kGroup) {
+    if (skipped()) {
+      std::memset(levels + at, 0, kGroup);
+      row = note_zeros(contexts, at, row);
+      continue;
+    }
     row = decode_in_registers<kRegisters, true>(&next, of, words, parts, at, kGroup, contexts, row,
                                                 levels + at);
   }
-  if (at < n && next >= begin) {
+  if (at < n && next >= begin && skipped()) {
+    std::memset(levels + at, 0, n - at);
+    row = note_zeros(contexts, at, row);
+  } else if (at < n && next >= begin) {
     row = decode_in_registers<kRegisters, false>(&next, of, words, parts, at, n - at, contexts, row,
                                                  levels + at);
   }
@@ -486,16 +509,13 @@ GRADCOMP_LEVEL bool decode_row_in_registers(const std::uint8_t* begin, const std
 
 GRADCOMP_LEVEL bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,
                                const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
-                               Contexts& contexts, std::int8_t* levels, std::size_t n) {
+                               const std::uint8_t* flags, Contexts& contexts, std::int8_t* levels,
+                               std::size_t n) {
   if (lanes == kRansLanes) {
-    return decode_row_in_registers<kParts>(begin, from, tables, states, contexts, levels, n);
+    return decode_row_in_registers<kParts>(begin, from, tables, states, flags, contexts, levels, n);
   }
   if (lanes == kFewLanes && kFloats == kFewLanes) {
-    return decode_row_in_registers<1>(begin, from, tables, states, contexts, levels, n);
+    return decode_row_in_registers<1>(begin, from, tables, states, flags, contexts, levels, n);
   }
-  for (std::size_t at = 0; at < n && *from >= begin; at += kGroup) {
-    decode_group(from, tables, states, lanes, at, n - at < kGroup ? n - at : kGroup, contexts,
-                 levels + at);
-  }
-  return *from >= begin;
+  return decode_groups_of_row(begin, from, tables, states, lanes, flags, contexts, levels, n);
 }

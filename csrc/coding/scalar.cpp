@@ -91,13 +91,9 @@ void count_classified(const std::uint8_t* symbols, std::size_t n, std::uint32_t*
 }
 
 bool decode_row(const std::uint8_t* begin, const std::uint8_t** from, const ClassTables& tables,
-                std::uint32_t* states, std::size_t lanes, Contexts& contexts, std::int8_t* levels,
-                std::size_t n) {
-  for (std::size_t at = 0; at < n && *from >= begin; at += kGroup) {
-    decode_group(from, tables, states, lanes, at, n - at < kGroup ? n - at : kGroup, contexts,
-                 levels + at);
-  }
-  return *from >= begin;
+                std::uint32_t* states, std::size_t lanes, const std::uint8_t* flags,
+                Contexts& contexts, std::int8_t* levels, std::size_t n) {
+  return decode_groups_of_row(begin, from, tables, states, lanes, flags, contexts, levels, n);
 }
 
 }  // namespace

@@ -62,10 +62,12 @@ struct CodingKernels {
   void (*count_classified)(const std::uint8_t* symbols, std::size_t n, std::uint32_t* counts);
   // Decodes the n elements of a row, signed and up to kTopMagnitude, from words that end at *from.
   // Element j has the state j % lanes, lanes <= 32. False if it would need words before `begin`.
-  // Reads up to 64 bytes before `begin` and up to 32 beyond *from.
+  // Reads up to 64 bytes before `begin` and up to 32 beyond *from. `flags`: nullptr, or a byte for
+  // each group of the row; those with 0 have no symbols, and all their elements are 0.
   bool (*decode_row)(const std::uint8_t* begin, const std::uint8_t** from,
                      const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
-                     Contexts& contexts, std::int8_t* levels, std::size_t n);
+                     const std::uint8_t* flags, Contexts& contexts, std::int8_t* levels,
+                     std::size_t n);
 };
 
 extern const CodingKernels kScalarCodingKernels;

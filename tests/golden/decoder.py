@@ -1270,6 +1270,7 @@ POINT_CENTRES = (
     *(34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 33, 32, 31, 30, 28, 27),
     *(26, 25, 24, 23, 22, 22, 21, 21, 20, 20, 20, 20, 20, 19, 19, 19),
 )
+FLAG_LEVELS = (31, 31, 29, 25, 21, 15, 13, 10, 8, 4, 1, 0, 0, 0, 0, 0)
 GROUPS_OF_POINTS = (40, 200, 900, 3300, 8192, 13084, 15484, 16184, 16344)
 
 
@@ -1308,6 +1309,16 @@ def adaptive_shapes(
             shape = next(given)
             shapes[c] = shape % 32, shape // 32
     return shapes, data[end:]
+
+
+def adaptive_flags(data: bytes) -> tuple[int, list[int], bytes]:
+    """The number of states, the frequency of zero groups in each class, and the remaining bytes."""
+    if not data:
+        raise FormatError("the payload ends before its flags")
+    shapes, rest = adaptive_shapes(data[1:], (FLAG_LEVELS, (0,) * 16))
+    if any(tail for _, tail in shapes):
+        raise FormatError("a frequency of flags that does not exist")
+    return 1 << data[0], [ADAPTIVE_ZEROS[level] for level, _ in shapes], rest
 
 
 @dataclass(frozen=True)
@@ -1360,7 +1371,7 @@ def read_halves(data: bytes) -> tuple[list[bool], bytes]:
 
 
 class AdaptiveStream:
-    """Matrices in one run of rANS; the last of them may have groups of points."""
+    """Matrices in one run of rANS; the last of them may have groups of points, or zero groups."""
 
     def __init__(
         self,
@@ -1368,8 +1379,10 @@ class AdaptiveStream:
         shapes: list[tuple[int, int]],
         lanes: int,
         form: GroupForm | None = None,
+        of_flags: list[int] | None = None,
     ) -> None:
         self.form = form
+        self.of_flags = of_flags
         if form is not None:
             self.halves, data = read_halves(data)
             self.of_points = [adaptive_frequencies(*shape, 1) for shape in form.shapes]
@@ -1398,10 +1411,32 @@ class AdaptiveStream:
         self.states[lane] = state
         return symbol
 
+    def flags(self, rows: int, cols: int) -> np.ndarray:
+        """Whether each group of a band has symbols."""
+        groups, lanes = -(-cols // 32), len(self.states)
+        flags = np.ones((rows, groups), bool)
+        if self.of_flags is None:
+            return flags
+        means = [410] * groups
+        for block in range(0, rows, 32):
+            of_rows = dict.fromkeys(range(block, min(block + 32, rows)), 410)
+            for g in range(groups):
+                classes = {i: adaptive_class(means[g] + of_rows[i]) for i in of_rows}
+                for begin in range(block, block + len(of_rows), lanes):
+                    for i in reversed(range(begin, min(begin + lanes, block + len(of_rows)))):
+                        zeros = self.of_flags[classes[i]]
+                        flags[i, g] = self.symbol(i - begin, [zeros, 2**14 - zeros]) == 1
+                for i in of_rows:
+                    of_rows[i] += 4096 * int(flags[i, g]) - of_rows[i] >> 2
+                ones = int(flags[block : block + 32, g].sum())
+                means[g] += 128 * ones - means[g] >> (1 if block == 0 else 2)
+        return flags
+
     def matrix(self, rows: int, cols: int, points: np.ndarray | None = None) -> np.ndarray:
         """Its levels, magnitudes beyond 7 as 7. Of points, the level is the index, and ``points``
-        becomes 1 + class, or less than 0 for the half with -1/2."""
+        becomes 1 + class, or less than 0 for the half with -1/2. ``points`` is None for factors."""
         lanes = len(self.states)
+        flags = None if points is None else self.flags(rows, cols)
         means, of_row = [410] * cols, 410
         levels = np.zeros((rows, cols), np.int64)
         for i in range(rows):
@@ -1415,7 +1450,8 @@ class AdaptiveStream:
                     if self.symbol(0, [2**14 - ones, ones]) == 1:
                         tables, of_points = self.of_points, True
                 classes = {j: adaptive_class(means[j] + of_row) for j in group}
-                for begin in range(first, group.stop, lanes):
+                coded = flags is None or flags[i, first // 32]
+                for begin in range(first, group.stop if coded else first, lanes):
                     for j in reversed(range(begin, min(begin + lanes, group.stop))):
                         symbol = self.symbol(j % lanes, tables[classes[j]])
                         m = (symbol + 1) // 2
@@ -1512,10 +1548,12 @@ def read_adaptive(
         raise FormatError(f"rows of {cols} elements, or a step of {step}")
     rows = n // cols
     turned = rank == 17 and spec.params.get("preset") == "basis"
+    shapes, rest = adaptive_shapes(payload[10:], (ADAPTIVE_LEVELS, ADAPTIVE_TAILS))
+    form = of_flags = None
+    if lanes == 64 and spec.params.get("coder") != "polar":
+        lanes, of_flags, rest = adaptive_flags(rest)
     if lanes > 32:
         raise FormatError(f"{lanes} states")
-    shapes, rest = adaptive_shapes(payload[10:], (ADAPTIVE_LEVELS, ADAPTIVE_TAILS))
-    form = None
     if spec.params.get("coder") == "polar":
         if not rest or rest[0] > 24:
             raise FormatError("no form of groups")
@@ -1569,7 +1607,7 @@ def read_adaptive(
     parts, factors = [], []
     points = np.zeros((rows, cols), np.int64)
     for b, size in enumerate(sizes):
-        one = AdaptiveStream(rest[:size], shapes, lanes, form)
+        one = AdaptiveStream(rest[:size], shapes, lanes, form, of_flags)
         rest = rest[size:]
         if b == 0 and rank:
             factors = [one.matrix(rank, size) for size in (cols, rows)]

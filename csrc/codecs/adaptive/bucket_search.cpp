@@ -108,6 +108,8 @@ Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
     for (Candidate& one : candidates_) one.learned = {};
   }
   bool resumed = resumable();
+  // Frames of first steps are promised to stay as they are.
+  grouped_ = resumed && !options_.points;
   for (Candidate& one : candidates_) {
     one.turned = resumed ? one.carried.turned() : one.learned.rank != 0;
   }
@@ -288,11 +290,16 @@ Status BucketSearch::take_out(Scratch& scratch) {
     ranked += one.choice.rank == 0 ? 0 : one.shape().size();
   }
   const Span<std::uint8_t> symbol_buffer = scratch.get<std::uint8_t>(kSymbolSlot, all);
+  const Span<std::uint8_t> packed_buffer =
+      scratch.get<std::uint8_t>(kPackedSlot, grouped_ ? all : 1);
   const Span<float> rest_buffer = scratch.get<float>(kRestSlot, ranked + 1);
-  if (symbol_buffer.empty() || rest_buffer.empty()) return out_of_memory();
+  if (symbol_buffer.empty() || packed_buffer.empty() || rest_buffer.empty()) {
+    return out_of_memory();
+  }
   for_candidates([&](Candidate& one) {
-    one.take_out(rest_buffer.data() + rest_at[index_of(one)],
-                 symbol_buffer.data() + symbols_at[index_of(one)]);
+    const std::size_t at = symbols_at[index_of(one)];
+    one.take_out(rest_buffer.data() + rest_at[index_of(one)], symbol_buffer.data() + at,
+                 grouped_ ? packed_buffer.data() + at : nullptr);
   });
   return {};
 }

@@ -116,6 +116,7 @@ class BucketSearch {
   float largest_ = 0;      // magnitude
   double least_step_ = 0;  // below, a magnitude could be too large for the code
   bool ranked_ = true;     // whether low-rank parts are possible
+  bool grouped_ = false;   // whether zero groups may have no symbols
   float step_ = 0;         // result of begin() and resume()
 };
 

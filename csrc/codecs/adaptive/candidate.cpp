@@ -173,8 +173,9 @@ float Candidate::turn_to(float* out, TensorPlan* to) const {
   return bits_float(largest);
 }
 
-void Candidate::take_out(float* rest_out, std::uint8_t* symbols_out) {
+void Candidate::take_out(float* rest_out, std::uint8_t* symbols_out, std::uint8_t* packed_out) {
   plan->symbols = symbols_out;
+  plan->zero_groups.packed = packed_out;
   plan->counted = {};
   plan->quantized.take_out(rows, choice.rank, choice.factor_step, rest_out);
   if (!tensor->carried.empty()) sample_rest();
@@ -228,7 +229,8 @@ double Candidate::bytes(float step) {
   plan->quantize(step);
   zero_levels = plan->quantized.zero_levels(plan->counted);
   FrequencyTables tables;
-  const double bytes = plan->quantized.finish(plan->counted, &tables);
+  FlagTable flags;
+  const double bytes = plan->quantized.finish(plan->counted, &tables, &flags);
   // With coder=polar a byte says that there are no points.
   return options->points && bytes != 1 ? bytes + 1 : bytes;
 }

@@ -71,9 +71,9 @@ struct Candidate {
   // Writes the turned matrix to `out` and makes it the matrix of `to`. Returns its largest
   // magnitude, or 0 if it is not finite, which a damaged basis may cause: then `to` is unchanged.
   float turn_to(float* out, TensorPlan* to) const;
-  // Subtracts the low-rank part of `choice` from the whole tensor; `rest_out` and `symbols_out` are
-  // its buffers.
-  void take_out(float* rest_out, std::uint8_t* symbols_out);
+  // Subtracts the low-rank part of `choice` from the whole tensor; the others are its buffers.
+  // `packed_out`: see ZeroGroups::packed.
+  void take_out(float* rest_out, std::uint8_t* symbols_out, std::uint8_t* packed_out);
   // Makes the sample one of the rest of the whole tensor.
   void sample_rest();
 

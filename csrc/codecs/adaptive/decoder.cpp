@@ -29,7 +29,8 @@ class OpenedPayload {
  private:
   Status read_basis(Span<const std::uint8_t> in, Span<const float> learned);
   Status read_streams(Span<const std::uint8_t> in, const FrequencyTables& shapes,
-                      const PayloadHead& head, const LowRank& low_rank, Scratch& scratch);
+                      const FlagTable* flags, const PayloadHead& head, const LowRank& low_rank,
+                      Scratch& scratch);
   // Sets the value of each code, and those of elements whose magnitude or index is above
   // kTopMagnitude.
   void set_values(const LevelValues& values, Span<const LevelMatrix> bands);
@@ -48,7 +49,7 @@ Status OpenedPayload::open(Span<const std::uint8_t> in, const DecodeOptions& opt
     return {};
   }
   PayloadHead head;
-  GRADCOMP_TRY(PayloadHead::read(in, n, options.basis, &head));
+  GRADCOMP_TRY(PayloadHead::read(in, n, options.basis, options.points, &head));
   elements_.shape = {n / head.cols, head.cols};
   elements_.rank = head.rank;
   const auto skip = [&](std::size_t bytes) { in = {in.data() + bytes, in.size() - bytes}; };
@@ -65,6 +66,13 @@ Status OpenedPayload::open(Span<const std::uint8_t> in, const DecodeOptions& opt
     }
     skip(form_bytes);
   }
+  ZeroGroupFields zero_groups;
+  if (head.zero_groups) {
+    std::size_t bytes = 0;
+    GRADCOMP_TRY(zero_groups.read(in, &bytes));
+    skip(bytes);
+    head.lanes = zero_groups.lanes;
+  }
   if (head.turned) {
     GRADCOMP_TRY(read_basis(in, options.learned));
     skip(kTurnedBytes);
@@ -73,7 +81,8 @@ Status OpenedPayload::open(Span<const std::uint8_t> in, const DecodeOptions& opt
   std::size_t factor_bytes = 0;
   GRADCOMP_TRY(read_factors(in, elements_.shape, elements_.rank, &low_rank, &factor_bytes));
   skip(factor_bytes);
-  return read_streams(in, shapes, head, low_rank, scratch);
+  const FlagTable* const flags = head.zero_groups ? &zero_groups.flags : nullptr;
+  return read_streams(in, shapes, flags, head, low_rank, scratch);
 }
 
 // The rank of a turned matrix and, if it is the one that the payload was made with, the basis.
@@ -131,8 +140,8 @@ Status cut_streams(Span<const std::uint8_t> in, std::size_t bands,
 }
 
 Status OpenedPayload::read_streams(Span<const std::uint8_t> in, const FrequencyTables& shapes,
-                                   const PayloadHead& head, const LowRank& low_rank,
-                                   Scratch& scratch) {
+                                   const FlagTable* flags, const PayloadHead& head,
+                                   const LowRank& low_rank, Scratch& scratch) {
   const MatrixShape& shape = elements_.shape;
   const std::size_t rank = elements_.rank;
   const std::size_t count = shape.bands();
@@ -160,7 +169,7 @@ Status OpenedPayload::read_streams(Span<const std::uint8_t> in, const FrequencyT
     matrices.push_back(bands[b]);
     const Span<LevelMatrix> all{matrices.data(), matrices.size()};
     const bool valid = groups_.start == GroupForm::kNoPoints
-                           ? decode_stream(streams[b], tables, head.lanes, all)
+                           ? decode_stream(streams[b], tables, flags, head.lanes, all)
                            : decode_groups(streams[b], tables, groups_, head.lanes, all);
     failed[b] = valid ? 0 : 1;
     bands[b] = std::move(matrices.back());

@@ -58,14 +58,15 @@ LevelValues find_level_values(const float* x, const std::uint8_t* symbols, std::
 // with the factors' high numbers before it. `groups`: nullptr where all elements are levels.
 // Returns the end, or nullptr where they do not fit.
 std::uint8_t* write_streams(const TensorPlan& plan, const FrequencyTables& tables,
-                            const GroupCoder* groups, std::size_t lanes, std::uint8_t* to,
-                            const std::uint8_t* end) {
+                            const FlagTable& flags, const GroupCoder* groups, std::size_t lanes,
+                            std::uint8_t* to, const std::uint8_t* end) {
   const Quantized& quantized = plan.quantized;
   const MatrixShape& shape = quantized.shape();
   const std::size_t bands = shape.bands();
   std::uint8_t* const sizes = to;
   to += 4 * (bands - 1);
   const RansEncodeTable table = tables.encode_table();
+  const RansEncodeTable flag_table = flags.encode_table();
   std::vector<std::uint8_t> factor_symbols;
   std::vector<SymbolMatrix> matrices = quantized.factor_symbols(&factor_symbols);
   for (std::size_t b = 0; b < bands; ++b) {
@@ -79,8 +80,10 @@ std::uint8_t* write_streams(const TensorPlan& plan, const FrequencyTables& table
           {quantized.rest() + at, plan.symbols + at, shape.rows_of_band(b), shape.cols});
       std::vector<DeadZone> zones(matrices.size() - 1, whole_numbers());
       zones.push_back(dead_zone(plan.step));
-      size =
-          encode_stream({matrices.data(), matrices.size()}, zones.data(), table, lanes, to, left);
+      const BandGroups* const band =
+          plan.counted.zero_groups ? &plan.zero_groups.bands[b] : nullptr;
+      size = encode_stream({matrices.data(), matrices.size()}, zones.data(), table, band,
+                           flag_table, lanes, to, left);
     }
     if (size == 0) return nullptr;
     if (b + 1 < bands) store(sizes + 4 * b, static_cast<std::uint32_t>(size));
@@ -106,6 +109,7 @@ void write_payload(TensorPlan* plan, bool points, Span<std::uint8_t> out, std::s
   }
   plan->quantize(step);
   FrequencyTables tables;
+  FlagTable flags;
   std::unique_ptr<GroupCoder> groups;
   double expected = 0;  // bytes
   if (points) {
@@ -113,7 +117,7 @@ void write_payload(TensorPlan* plan, bool points, Span<std::uint8_t> out, std::s
     expected = groups->bytes();
     tables = groups->tables();
   } else {
-    expected = quantized.finish(plan->counted, &tables);
+    expected = quantized.finish(plan->counted, &tables, &flags);
   }
   if (expected == 1) {
     begin[0] = kAllZero;
@@ -129,17 +133,20 @@ void write_payload(TensorPlan* plan, bool points, Span<std::uint8_t> out, std::s
   }
   const std::size_t lanes = quantized.lanes(expected);
   plan->values = find_level_values(quantized.rest(), plan->symbols, shape.size(), step);
-  PayloadHead{lanes, low_rank.rank, quantized.turned(), shape.cols, plan->values}.write(begin);
+  const bool zero_groups = plan->counted.zero_groups;
+  PayloadHead{lanes, low_rank.rank, quantized.turned(), zero_groups, shape.cols, plan->values}
+      .write(begin);
   std::uint8_t* to = begin + kHeadBytes;
   to += tables.write(to);
   if (points) to += groups->form().write(to);
+  if (zero_groups) to += ZeroGroupFields{lanes, flags}.write(to);
   if (quantized.turned()) {
     TurnedFields{low_rank.rank, plan->basis}.write(to);
     to += kTurnedBytes;
   }
   if (low_rank.rank != 0) to = write_factors(low_rank, to);
-  const std::uint8_t* const end =
-      write_streams(*plan, tables, any_points ? groups.get() : nullptr, lanes, to, out.end());
+  const std::uint8_t* const end = write_streams(
+      *plan, tables, flags, any_points ? groups.get() : nullptr, lanes, to, out.end());
   if (end != nullptr) *written = static_cast<std::size_t>(end - begin);
 }
 

@@ -9,15 +9,14 @@
 namespace gradcomp {
 namespace {
 
-constexpr std::size_t kLevels = 32;
 constexpr std::size_t kTails = 8;
 
 // Frequency of 0, out of 2^14, by level: odds from 2^-3 to 2^10.2, equally spaced on a logarithmic
 // scale.
-constexpr std::uint16_t kZeros[kLevels] = {1820,  2356,  3016,  3810,  4740,  5792,  6938,  8138,
-                                           9338,  10492, 11554, 12494, 13302, 13974, 14520, 14954,
-                                           15296, 15560, 15762, 15916, 16034, 16122, 16188, 16238,
-                                           16274, 16302, 16324, 16338, 16350, 16358, 16366, 16370};
+constexpr std::uint16_t kZeros[kZeroLevels] = {
+    1820,  2356,  3016,  3810,  4740,  5792,  6938,  8138,  9338,  10492, 11554,
+    12494, 13302, 13974, 14520, 14954, 15296, 15560, 15762, 15916, 16034, 16122,
+    16188, 16238, 16274, 16302, 16324, 16338, 16350, 16358, 16366, 16370};
 // Frequency of magnitude m among those of m and more, out of 2^8, by tail.
 constexpr std::uint8_t kStops[kTails] = {236, 212, 189, 166, 143, 120, 97, 74};
 
@@ -43,10 +42,10 @@ struct ShapeFrequencies {
   std::uint32_t of[kTopMagnitude + 1];
 
   ShapeFrequencies(std::uint8_t shape, SymbolKind kind) {
-    of[0] = kZeros[shape % kLevels];
+    of[0] = kZeros[shape % kZeroLevels];
     std::uint32_t left = (kRansTotal - of[0]) / signs_of(kind);
     for (unsigned m = 1; m < kTopMagnitude; ++m) {
-      const std::uint32_t part = left * kStops[shape / kLevels] >> 8;
+      const std::uint32_t part = left * kStops[shape / kZeroLevels] >> 8;
       of[m] = std::min(std::max(part, 1u), left - (kTopMagnitude - m));
       left -= of[m];
     }
@@ -56,10 +55,10 @@ struct ShapeFrequencies {
 
 // Bits of each symbol, by shape.
 struct Costs {
-  float of[kLevels * kTails][kTopMagnitude + 1];
+  float of[kZeroLevels * kTails][kTopMagnitude + 1];
 
   explicit Costs(SymbolKind kind) {
-    for (std::size_t i = 0; i < kLevels * kTails; ++i) {
+    for (std::size_t i = 0; i < kZeroLevels * kTails; ++i) {
       const ShapeFrequencies frequencies(static_cast<std::uint8_t>(i), kind);
       for (unsigned m = 0; m <= kTopMagnitude; ++m) {
         // Rounded, so that the choice of a table does not depend on the C library's log2.
@@ -102,6 +101,8 @@ std::uint8_t default_shape(std::size_t of, SymbolKind kind) {
 
 }  // namespace
 
+std::uint32_t zero_frequency(std::size_t level) { return kZeros[level]; }
+
 FrequencyTables::FrequencyTables(SymbolKind kind) : kind_(kind) {
   for (std::size_t c = 0; c < kClasses; ++c) shapes_[c] = default_shape(c, kind);
 }
@@ -121,9 +122,9 @@ FrequencyTables FrequencyTables::best(const std::uint64_t* counts, SymbolKind ki
         found = shape;
       }
     };
-    const std::size_t default_tail = found / kLevels;
-    for (std::size_t level = 0; level < kLevels; ++level) consider(shape(level, default_tail));
-    const std::size_t level = found % kLevels;
+    const std::size_t default_tail = found / kZeroLevels;
+    for (std::size_t level = 0; level < kZeroLevels; ++level) consider(shape(level, default_tail));
+    const std::size_t level = found % kZeroLevels;
     for (std::size_t tail = 0; tail < kTails; ++tail) consider(shape(level, tail));
     if (least < before) tables.shapes_[c] = found;
   }

@@ -15,6 +15,10 @@ namespace gradcomp {
 // Number of symbols of all classes, as CodingKernels::classify makes them.
 inline constexpr std::size_t kSymbols = kClasses * kClassSymbols;
 
+// The frequency of 0, out of kRansTotal, of each level of a shape.
+inline constexpr std::size_t kZeroLevels = 32;
+std::uint32_t zero_frequency(std::size_t level);
+
 // Levels are signed numbers; indices are not negative.
 enum class SymbolKind { kLevels, kIndices };
 

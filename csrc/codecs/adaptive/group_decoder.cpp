@@ -44,7 +44,7 @@ class GroupReader {
     if (!symbols_.flag(form_.points_of(group_class(contexts, at, count)), &of_points)) return false;
     if (of_points) return read_points(contexts, at, count, levels);
     Contexts here{contexts.columns + at, contexts.row, contexts.shift};
-    const bool enough = symbols_.row(levels_, here, levels, count);
+    const bool enough = symbols_.row(levels_, nullptr, here, levels, count);
     contexts.row = here.row;
     return enough;
   }
@@ -57,7 +57,7 @@ class GroupReader {
     Contexts here{means, contexts.row, contexts.shift};
     std::uint8_t classes[kGroup];
     find_element_classes(here, 0, classes);
-    if (!symbols_.row(indices_, here, levels, count)) return false;
+    if (!symbols_.row(indices_, nullptr, here, levels, count)) return false;
     std::uint8_t indices[kGroup];
     for (std::size_t k = 0; k < count; ++k, ++element_) {
       const std::size_t place = codes_.place(element_);
@@ -99,7 +99,7 @@ bool decode_groups(Span<const std::uint8_t> in, const ClassTables& levels, const
   SymbolReader reader;
   if (!reader.open(in, lanes)) return false;
   for (std::size_t m = 0; m + 1 < matrices.size(); ++m) {
-    if (!reader.matrix(levels, matrices[m])) return false;
+    if (!reader.matrix(levels, nullptr, matrices[m])) return false;
   }
   return GroupReader(reader, levels, form, codes, bits.data(), points).read(band) &&
          reader.finished() && read_excesses({in.data(), reader.left()}, matrices);

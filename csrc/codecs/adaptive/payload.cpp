@@ -12,6 +12,8 @@ namespace gradcomp {
 namespace {
 
 constexpr unsigned kMaxLanesLog2 = 5;
+// Takes the place of the lanes in the head of a payload with zero groups.
+constexpr unsigned kZeroGroups = kMaxLanesLog2 + 1;
 // Takes the place of the rank in the head of a turned matrix.
 constexpr unsigned kTurnedForm = kMaxAdaptiveRank + 1;
 constexpr float kValueUnit = 0x1p-5f;  // of LevelValues::first and other, in steps
@@ -22,6 +24,13 @@ void write_step(float step, std::uint8_t* out) {
 }
 float read_step(const std::uint8_t* in) {
   return bits_float(std::uint32_t{load<std::uint16_t>(in)} << 16);
+}
+
+unsigned lanes_log2(std::size_t lanes) { return static_cast<unsigned>(__builtin_ctzll(lanes)); }
+
+Status lanes_error(unsigned log2) {
+  return wire_error("2^" + std::to_string(log2) + " states; there are at most 2^" +
+                    std::to_string(kMaxLanesLog2));
 }
 
 }  // namespace
@@ -36,15 +45,14 @@ float LevelValues::value(std::int32_t level) const {
 }
 
 void PayloadHead::write(std::uint8_t* out) const {
-  const auto lanes_log2 = static_cast<unsigned>(__builtin_ctzll(lanes));
   const std::size_t form = turned ? kTurnedForm : rank;
-  out[0] = static_cast<std::uint8_t>(lanes_log2 | form << 3);
+  out[0] = static_cast<std::uint8_t>((zero_groups ? kZeroGroups : lanes_log2(lanes)) | form << 3);
   out[1] = static_cast<std::uint8_t>((values.first + 8) | (values.other + 8) << 4);
   store(out + 2, static_cast<std::uint32_t>(cols));
   store(out + 6, values.step);
 }
 
-Status PayloadHead::read(Span<const std::uint8_t> in, std::size_t n, bool basis,
+Status PayloadHead::read(Span<const std::uint8_t> in, std::size_t n, bool basis, bool points,
                          PayloadHead* head) {
   if (in.size() < kHeadBytes) {
     return wire_error("the payload has " + std::to_string(in.size()) + " bytes; its head has " +
@@ -59,17 +67,32 @@ Status PayloadHead::read(Span<const std::uint8_t> in, std::size_t n, bool basis,
     return wire_error("rows of " + std::to_string(cols) + " elements do not make up " +
                       std::to_string(n));
   }
-  const unsigned lanes_log2 = in[0] & 7u;
-  if (lanes_log2 > kMaxLanesLog2) {
-    return wire_error("2^" + std::to_string(lanes_log2) + " states; there are at most 2^" +
-                      std::to_string(kMaxLanesLog2));
-  }
+  const unsigned log2 = in[0] & 7u;
+  head->zero_groups = log2 == kZeroGroups && !points;
+  if (log2 > kMaxLanesLog2 && !head->zero_groups) return lanes_error(log2);
   const unsigned form = in[0] >> 3;
-  head->lanes = std::size_t{1} << lanes_log2;
+  head->lanes = head->zero_groups ? 0 : std::size_t{1} << log2;
   head->turned = basis && form == kTurnedForm;
   head->rank = head->turned ? 0 : form;
   head->cols = cols;
   head->values = {step, static_cast<int>(in[1] & 15u) - 8, static_cast<int>(in[1] >> 4) - 8};
+  return {};
+}
+
+std::size_t ZeroGroupFields::write(std::uint8_t* out) const {
+  out[0] = static_cast<std::uint8_t>(lanes_log2(lanes));
+  return 1 + flags.write(out + 1);
+}
+
+Status ZeroGroupFields::read(Span<const std::uint8_t> in, std::size_t* bytes) {
+  const std::size_t table = in.empty() ? 0 : flags.read({in.data() + 1, in.size() - 1});
+  if (table == 0) {
+    return wire_error("the fields of zero groups are cut short, or a level is above " +
+                      std::to_string(kZeroLevels - 1));
+  }
+  if (in[0] > kMaxLanesLog2) return lanes_error(in[0]);
+  lanes = std::size_t{1} << in[0];
+  *bytes = 1 + table;
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include "base/status.hpp"
 #include "codecs/adaptive/low_rank.hpp"
 #include "codecs/adaptive/matrix_shape.hpp"
+#include "codecs/adaptive/zero_groups.hpp"
 
 namespace gradcomp {
 
@@ -37,14 +38,29 @@ struct PayloadHead {
   std::size_t lanes = 1;  // rANS states: a power of 2, at most 32
   std::size_t rank = 0;   // of the low-rank part; 0 for a turned matrix, see TurnedFields
   bool turned = false;    // whether the matrix is in a learned basis
+  // Whether zero groups have no symbols: then ZeroGroupFields tells the lanes.
+  bool zero_groups = false;
   std::size_t cols = 0;
   LevelValues values;
 
   // Writes kHeadBytes.
   void write(std::uint8_t* out) const;
   // Of a tensor with n elements. `basis`: whether the spec has preset=basis, so that the matrix may
-  // be turned.
-  static Status read(Span<const std::uint8_t> in, std::size_t n, bool basis, PayloadHead* head);
+  // be turned. `points`: whether it has coder=polar, which has no zero groups.
+  static Status read(Span<const std::uint8_t> in, std::size_t n, bool basis, bool points,
+                     PayloadHead* head);
+};
+
+// Fields of zero groups, between the tables and those of a turned matrix.
+struct ZeroGroupFields {
+  std::size_t lanes = 1;
+  FlagTable flags;
+
+  static constexpr std::size_t kMaxBytes = 1 + FlagTable::kMaxBytes;
+  // Returns the bytes written.
+  std::size_t write(std::uint8_t* out) const;
+  // Sets the number of bytes read, or fails.
+  Status read(Span<const std::uint8_t> in, std::size_t* bytes);
 };
 
 // Fields of a turned matrix, between its tables and its factors.

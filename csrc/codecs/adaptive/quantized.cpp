@@ -27,11 +27,10 @@ std::uint64_t count_tops(const std::uint64_t* counts) {
   return tops;
 }
 
-std::uint64_t count_zeros(const std::uint64_t* counts) {
-  std::uint64_t zeros = 0;
-  for (std::size_t c = 0; c < kClasses; ++c) zeros += counts[c * kClassSymbols];
-  return zeros;
-}
+// Zero groups have no symbols in matrices of so many elements or more, for which the table of flags
+// is small, and where at least one of so many groups is one.
+constexpr std::size_t kGrouped = std::size_t{1} << 13;
+constexpr std::size_t kFewZeroGroups = 4;
 
 // Excesses are estimated where at most one of so many elements has one.
 constexpr std::uint64_t kFewTops = 1024;
@@ -99,18 +98,48 @@ std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* s
   return matrices;
 }
 
-SymbolCounts Quantized::quantize(float step, std::uint8_t* symbols) const {
+SymbolCounts Quantized::quantize(float step, std::uint8_t* symbols, ZeroGroups* groups) const {
   const DeadZone zone = dead_zone(step);
-  std::vector<std::uint64_t> found(shape_.bands() * kSymbols, 0);
-  shape_.for_bands([&](std::size_t b) {
+  const std::size_t bands = shape_.bands();
+  const bool finds = groups != nullptr && groups->packed != nullptr && shape_.size() >= kGrouped;
+  if (finds) groups->bands.resize(bands);
+  std::vector<std::uint64_t> found(bands * kSymbols, 0);
+  const auto symbols_of = [&](std::size_t b) {
     const std::size_t at = shape_.band_begin(b) * shape_.cols;
-    const SymbolMatrix band{rest() + at, symbols + at, shape_.rows_of_band(b), shape_.cols};
+    return SymbolMatrix{rest() + at, symbols + at, shape_.rows_of_band(b), shape_.cols};
+  };
+  shape_.for_bands([&](std::size_t b) {
+    const SymbolMatrix band = symbols_of(b);
     std::vector<std::int16_t> columns;
     classify(band, zone, &columns);
-    add_counts(band.symbols, band.size(), found.data() + b * kSymbols);
+    if (finds) {
+      groups->bands[b].find(band);
+    } else {
+      add_counts(band.symbols, band.size(), found.data() + b * kSymbols);
+    }
   });
   SymbolCounts counted;
   counted.step = step;
+  if (finds) {
+    std::size_t all = 0, coded = 0;
+    for (const BandGroups& band : groups->bands) {
+      all += band.groups();
+      coded += band.coded();
+    }
+    counted.zero_groups = (all - coded) * kFewZeroGroups >= all;
+    shape_.for_bands([&](std::size_t b) {
+      const SymbolMatrix band = symbols_of(b);
+      Span<const std::uint8_t> coded_symbols{band.symbols, band.size()};
+      if (counted.zero_groups) {
+        groups->bands[b].pack(band, groups->packed + shape_.band_begin(b) * shape_.cols);
+        coded_symbols = groups->bands[b].packed();
+      }
+      add_counts(coded_symbols.data(), coded_symbols.size(), found.data() + b * kSymbols);
+    });
+    if (counted.zero_groups) {
+      for (const BandGroups& band : groups->bands) counted.flags.add(band.counts());
+    }
+  }
   for (std::size_t i = 0; i < found.size(); ++i) counted.counts[i % kSymbols] += found[i];
   const SymbolMatrix all{rest(), symbols, shape_.rows, shape_.cols};
   counted.excess = count_tops(counted.counts) * kFewTops <= shape_.size()
@@ -120,7 +149,10 @@ SymbolCounts Quantized::quantize(float step, std::uint8_t* symbols) const {
 }
 
 bool Quantized::zero_levels(const SymbolCounts& counted) const {
-  return count_zeros(counted.counts) == shape_.size();
+  for (std::size_t s = 0; s < kSymbols; ++s) {
+    if (s % kClassSymbols != 0 && counted.counts[s] != 0) return false;
+  }
+  return true;
 }
 
 bool Quantized::all_zero(const SymbolCounts& counted) const {
@@ -129,14 +161,19 @@ bool Quantized::all_zero(const SymbolCounts& counted) const {
          std::all_of(p.begin(), p.end(), [](float value) { return value == 0; });
 }
 
-double Quantized::finish(const SymbolCounts& counted, FrequencyTables* tables) const {
+double Quantized::finish(const SymbolCounts& counted, FrequencyTables* tables,
+                         FlagTable* flags) const {
   if (zero_levels(counted) && low_rank_.rank == 0) return 1;
   std::uint64_t counts[kSymbols];
   for (std::size_t s = 0; s < kSymbols; ++s) counts[s] = counted.counts[s] + factor_counts_[s];
   *tables = FrequencyTables::best(counts);
   const std::size_t low = low_rank_.low_bits();
-  const double bits = tables->bits(counts) + counted.excess + few_excesses(factor_counts_) +
-                      static_cast<double>(low);
+  double bits = tables->bits(counts) + counted.excess + few_excesses(factor_counts_) +
+                static_cast<double>(low);
+  if (counted.zero_groups) {
+    *flags = FlagTable::best(counted.flags);
+    bits += 8 + flags->bits(counted.flags);
+  }
   const std::size_t fields =
       kHeadBytes + (turned_ ? kTurnedBytes : 0) + factor_fields(low_rank_.rank);
   const double coded = bits / 8 + static_cast<double>(fields);

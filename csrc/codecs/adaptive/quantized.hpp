@@ -10,14 +10,17 @@
 #include "codecs/adaptive/low_rank.hpp"
 #include "codecs/adaptive/matrix_shape.hpp"
 #include "codecs/adaptive/symbol_stream.hpp"
+#include "codecs/adaptive/zero_groups.hpp"
 
 namespace gradcomp {
 
 // Result of quantizing with a step.
 struct SymbolCounts {
   float step = 0;
-  std::uint64_t counts[kSymbols] = {};  // of each symbol
+  std::uint64_t counts[kSymbols] = {};  // of each symbol that is coded
   double excess = 0;                    // bits of all excesses, about
+  bool zero_groups = false;             // whether zero groups have no symbols
+  FlagCounts flags;                     // if so
 };
 
 class Quantized {
@@ -39,11 +42,13 @@ class Quantized {
   void set_rest(const float* rest) { rest_ = rest; }
   // Approximate bytes of the factors in the payload.
   double factor_bytes() const;
-  // Fills `symbols` (a byte for each element) with those of the rest.
-  SymbolCounts quantize(float step, std::uint8_t* symbols) const;
-  // Finds the tables for these symbols and the factors'. Returns the approximate bytes of the
-  // payload; 1 if all elements are 0.
-  double finish(const SymbolCounts& counted, FrequencyTables* tables) const;
+  // Fills `symbols` (a byte for each element) with those of the rest. Zero groups have symbols
+  // where `groups` is nullptr or has no room, or if they are few.
+  SymbolCounts quantize(float step, std::uint8_t* symbols, ZeroGroups* groups = nullptr) const;
+  // Finds the tables for these symbols and the factors', and, if there are, for the flags. Returns
+  // the approximate bytes of the payload; 1 if all elements are 0.
+  double finish(const SymbolCounts& counted, FrequencyTables* tables,
+                FlagTable* flags = nullptr) const;
   // Whether all levels are 0.
   bool zero_levels(const SymbolCounts& counted) const;
   // Whether all elements are decoded as 0.

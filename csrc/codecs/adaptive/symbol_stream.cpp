@@ -7,6 +7,7 @@
 #include "base/bytes.hpp"
 #include "base/scratch.hpp"
 #include "codecs/adaptive/scratch_slots.hpp"
+#include "codecs/adaptive/zero_groups.hpp"
 #include "coding/elias.hpp"
 #include "coding/rans_step.hpp"
 #include "kernels/kernels.hpp"
@@ -37,10 +38,8 @@ void for_marked(const std::uint8_t* bytes, std::size_t n, const OfEight& of_eigh
   while (i + kWord <= n) {
     // Few blocks have a mark, and the compiler looks for it in vectors.
     if (i % kBlock == 0 && i + kBlock <= n) {
-      std::uint64_t any = 0;
-      for (std::size_t w = 0; w < kBlock; w += kWord) {
-        any |= of_eight(load<std::uint64_t>(bytes + i + w));
-      }
+      std::uint8_t any = 0;
+      for (std::size_t k = 0; k < kBlock; ++k) any |= of_byte(bytes[i + k]) ? 1 : 0;
       if (any == 0) {
         i += kBlock;
         continue;
@@ -199,7 +198,8 @@ std::uint8_t* SymbolWriter::finish() {
 }
 
 std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
-                          const RansEncodeTable& table, std::size_t lanes, std::uint8_t* out,
+                          const RansEncodeTable& table, const BandGroups* groups,
+                          const RansEncodeTable& flags, std::size_t lanes, std::uint8_t* out,
                           std::size_t capacity) {
   std::uint8_t* to = out;
   std::vector<std::uint32_t> excesses;
@@ -208,7 +208,12 @@ std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zon
   }
   if (!write_excesses(excesses, &to, out + capacity)) return 0;
   SymbolWriter writer(to, out + capacity, lanes);
-  for (std::size_t m = matrices.size(); m-- > 0;) {
+  std::size_t left = matrices.size();
+  if (groups != nullptr) {
+    --left;
+    if (!groups->push(table, flags, &writer)) return 0;
+  }
+  for (std::size_t m = left; m-- > 0;) {
     if (!writer.push(matrices[m], table)) return 0;
   }
   const std::uint8_t* const end = writer.finish();
@@ -236,18 +241,45 @@ bool SymbolReader::open(Span<const std::uint8_t> in, std::size_t lanes) {
   return true;
 }
 
-bool SymbolReader::row(const ClassTables& tables, Contexts& contexts, std::int8_t* levels,
-                       std::size_t n) {
-  return kernels().coding->decode_row(begin_, &from_, tables, states_, lanes_, contexts, levels, n);
+bool SymbolReader::row(const ClassTables& tables, const std::uint8_t* flags, Contexts& contexts,
+                       std::int8_t* levels, std::size_t n) {
+  return kernels().coding->decode_row(begin_, &from_, tables, states_, lanes_, flags, contexts,
+                                      levels, n);
 }
 
-bool SymbolReader::matrix(const ClassTables& tables, const LevelMatrix& matrix) {
+bool SymbolReader::matrix(const ClassTables& tables, const std::uint8_t* flags,
+                          const LevelMatrix& matrix) {
+  const std::size_t groups = groups_in_row(matrix.cols);
   Contexts contexts = first_contexts(matrix.cols, &columns_);
   for (std::size_t i = 0; i < matrix.rows; ++i) {
     contexts.shift = column_shift(i);
-    if (!row(tables, contexts, matrix.levels + i * matrix.cols, matrix.cols)) return false;
+    const std::uint8_t* const of_row = flags == nullptr ? nullptr : flags + i * groups;
+    if (!row(tables, of_row, contexts, matrix.levels + i * matrix.cols, matrix.cols)) return false;
   }
   return true;
+}
+
+bool SymbolReader::flags(const std::uint32_t* zeros, const std::uint8_t* classes, std::size_t count,
+                         std::uint8_t* out, std::size_t stride) {
+  static_assert(kRansLanes * kRansWord <= kMargin, "words may be read from the margin");
+  for (std::size_t begin = 0; begin < count; begin += lanes_) {
+    const std::size_t end = std::min(count, begin + lanes_);
+    for (std::size_t i = end; i-- > begin;) {
+      const std::uint32_t state = states_[i - begin];
+      const std::uint32_t slot = state & (kRansTotal - 1);
+      const std::uint32_t zero = zeros[classes[i]];
+      const bool set = slot >= zero;
+      std::uint32_t next =
+          (set ? kRansTotal - zero : zero) * (state >> kRansBits) + slot - (set ? zero : 0);
+      if (next < kRansLowest) {
+        from_ -= kRansWord;
+        next = next << 16 | load<std::uint16_t>(from_);
+      }
+      states_[i - begin] = next;
+      out[i * stride] = set ? 1 : 0;
+    }
+  }
+  return from_ >= begin_;
 }
 
 bool SymbolReader::flag(std::uint32_t ones, bool* set) {
@@ -272,12 +304,16 @@ bool SymbolReader::finished() const {
 
 std::size_t SymbolReader::left() const { return static_cast<std::size_t>(from_ - begin_); }
 
-bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, std::size_t lanes,
-                   Span<LevelMatrix> matrices) {
+bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, const FlagTable* flags,
+                   std::size_t lanes, Span<LevelMatrix> matrices) {
   SymbolReader reader;
   if (!reader.open(in, lanes)) return false;
-  for (const LevelMatrix& matrix : matrices) {
-    if (!reader.matrix(tables, matrix)) return false;
+  std::vector<std::uint8_t> of_groups;
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    const LevelMatrix& matrix = matrices[m];
+    const bool flagged = flags != nullptr && m + 1 == matrices.size();
+    if (flagged && !read_flags(*flags, matrix.rows, matrix.cols, &reader, &of_groups)) return false;
+    if (!reader.matrix(tables, flagged ? of_groups.data() : nullptr, matrix)) return false;
   }
   return reader.finished() && read_excesses({in.data(), reader.left()}, matrices);
 }

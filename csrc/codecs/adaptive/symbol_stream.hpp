@@ -72,10 +72,16 @@ class SymbolWriter {
   std::uint32_t states_[kRansLanes];
 };
 
-// Writes a whole stream; zones[i] is the quantizer of matrices[i]. Returns the bytes, or 0 if they
-// are more than `capacity`.
+// Of a stream without the symbols of zero groups (zero_groups.hpp).
+class BandGroups;
+class FlagTable;
+
+// Writes a whole stream; zones[i] is the quantizer of matrices[i]. `groups`: nullptr, or those of
+// the last matrix, with the table of their flags. Returns the bytes, or 0 if they are more than
+// `capacity`.
 std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
-                          const RansEncodeTable& table, std::size_t lanes, std::uint8_t* out,
+                          const RansEncodeTable& table, const BandGroups* groups,
+                          const RansEncodeTable& flags, std::size_t lanes, std::uint8_t* out,
                           std::size_t capacity);
 
 // With coder=polar, LevelMatrix::levels also holds codes of lattice points (group_form.hpp), from
@@ -100,9 +106,16 @@ class SymbolReader {
   // Returns false if `in` does not end with valid states, or if memory ran out.
   bool open(Span<const std::uint8_t> in, std::size_t lanes);
 
-  // All three return false if the words end too soon.
-  bool row(const ClassTables& tables, Contexts& contexts, std::int8_t* levels, std::size_t n);
-  bool matrix(const ClassTables& tables, const LevelMatrix& matrix);
+  // All four return false if the words end too soon.
+  // `flags`: see CodingKernels::decode_row.
+  bool row(const ClassTables& tables, const std::uint8_t* flags, Contexts& contexts,
+           std::int8_t* levels, std::size_t n);
+  // `flags`: nullptr, or those of all rows.
+  bool matrix(const ClassTables& tables, const std::uint8_t* flags, const LevelMatrix& matrix);
+  // Decodes out[i * stride] for i < count <= kRansLanes, each with state i % lanes: 0 has the
+  // frequency zeros[classes[i]], out of kRansTotal.
+  bool flags(const std::uint32_t* zeros, const std::uint8_t* classes, std::size_t count,
+             std::uint8_t* out, std::size_t stride);
   // Decodes a bit with state 0; 1 has the frequency `ones`, out of kRansTotal.
   bool flag(std::uint32_t ones, bool* set);
 
@@ -123,8 +136,9 @@ class SymbolReader {
 // not exactly their code.
 bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices);
 
-// Reads a whole stream. Returns false if `in` is not exactly the code of such matrices.
-bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, std::size_t lanes,
-                   Span<LevelMatrix> matrices);
+// Reads a whole stream. `flags`: nullptr, or the table of the last matrix's flags. Returns false if
+// `in` is not exactly the code of such matrices.
+bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, const FlagTable* flags,
+                   std::size_t lanes, Span<LevelMatrix> matrices);
 
 }  // namespace gradcomp

@@ -17,6 +17,7 @@ struct TensorPlan {
   std::uint32_t basis = 0;          // of a turned matrix: LearnedBasis::check
   std::uint8_t* symbols = nullptr;  // a buffer of a byte for each element
   SymbolCounts counted;             // of the symbols in the buffer
+  ZeroGroups zero_groups = {};
   // coder=polar: of every 255 groups for which points cost less, at most this many become points.
   std::uint8_t groups = kAllGroups;
   // Set by write_payload(); without a step above 0 that step is the value of all elements.
@@ -24,7 +25,7 @@ struct TensorPlan {
 
   // Fills the buffer with the symbols of this step, unless it already has them.
   void quantize(float at) {
-    if (counted.step != at) counted = quantized.quantize(at, symbols);
+    if (counted.step != at) counted = quantized.quantize(at, symbols, &zero_groups);
   }
 };
 
