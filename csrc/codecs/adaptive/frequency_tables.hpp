@@ -33,7 +33,6 @@ class FrequencyTables {
   // Bits of symbols with these counts, and of the tables.
   double bits(const std::uint64_t* counts) const;
 
-  static constexpr std::size_t kMaxBytes = 2 + kClasses;
   // Returns the bytes written.
   std::size_t write(std::uint8_t* out) const;
   // Returns the bytes read, or 0 if `in` is too short.

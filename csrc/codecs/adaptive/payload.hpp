@@ -56,7 +56,6 @@ struct ZeroGroupFields {
   std::size_t lanes = 1;
   FlagTable flags;
 
-  static constexpr std::size_t kMaxBytes = 1 + FlagTable::kMaxBytes;
   // Returns the bytes written.
   std::size_t write(std::uint8_t* out) const;
   // Sets the number of bytes read, or fails.

@@ -36,7 +36,6 @@ class FlagTable {
   // Bits of the flags, and of the table.
   double bits(const FlagCounts& counts) const;
 
-  static constexpr std::size_t kMaxBytes = 2 + kClasses;
   // Returns the bytes written.
   std::size_t write(std::uint8_t* out) const;
   // Returns the bytes read, or 0 if `in` is too short or a frequency is not one of the list.
