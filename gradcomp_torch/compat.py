@@ -1,7 +1,7 @@
 """Names of PyTorch that its documentation does not have, or that its versions do not share.
 
 No other module of the adapters uses such names (tests/rules/test_compat.py). Each function tells the versions in which
-its names were seen: "2.4 to 2.14" are 2.4, 2.6, 2.8, 2.13 and 2.14. docs/versions.md tells what was run with each.
+its names were seen: "2.4 to 2.15" are 2.4, 2.6, and each from 2.8 on. docs/versions.md tells what was run with each.
 Importing this module refuses a PyTorch that is too old.
 """
 
@@ -53,10 +53,10 @@ has no such fault (tests/gpu/generated.py).
 """
 
 COMPILED_PART = "_orig_mod"
-"""The attribute of a module of torch.compile that has the module itself; 2.4 to 2.14."""
+"""The attribute of a module of torch.compile that has the module itself; 2.4 to 2.15."""
 
 BUILTIN_HOOK = "_register_builtin_comm_hook"
-"""The method of DistributedDataParallel that registers hooks in C++; 2.4 to 2.14."""
+"""The method of DistributedDataParallel that registers hooks in C++; 2.4 to 2.15."""
 
 
 def check_version(version: str = torch.__version__) -> None:
@@ -110,14 +110,14 @@ def require(owner: Any, name: str, least: str, part: str) -> None:
 
 
 def store_of(group: Any) -> Any:
-    """The store of a process group; private in 2.4, 2.6 and 2.8, public in 2.13 and 2.14."""
+    """The store of a process group; private in 2.4, 2.6 and 2.8, public from 2.9 on."""
     if hasattr(group, "get_group_store"):
         return group.get_group_store()
     return importlib.import_module("torch.distributed.distributed_c10d")._world.pg_map[group][1]
 
 
 def second_connection(store: Any) -> Any:
-    """A store like this one, by a connection of its own, in 2.8, 2.13 and 2.14; the store itself in 2.4 and 2.6.
+    """A store like this one, by a connection of its own, from 2.8 on; the store itself in 2.4 and 2.6.
 
     There a thread that waits in the store holds up the others, so that messages about lost ranks may not
     name them.
@@ -134,17 +134,17 @@ def gather_into(group: Any, out: torch.Tensor, message: torch.Tensor) -> Any:
 
 
 def comm_hooks(model: object) -> list[tuple[Any, Any]]:
-    """The registered hooks of a DistributedDataParallel, with their states; 2.4 to 2.14."""
+    """The registered hooks of a DistributedDataParallel, with their states; 2.4 to 2.15."""
     return list(vars(model).get("_comm_hooks", ()))
 
 
 def uses_python_reducer(model: Any) -> bool:
-    """Whether a DistributedDataParallel gives hooks no buckets; 2.4 to 2.14."""
+    """Whether a DistributedDataParallel gives hooks no buckets; 2.4 to 2.15."""
     return bool(getattr(model, "_use_python_reducer", False))
 
 
 def ignores_joined_ranks(model: Any) -> bool:
-    """Whether it is in ``join(divide_by_initial_world_size=False)``; 2.4 to 2.14."""
+    """Whether it is in ``join(divide_by_initial_world_size=False)``; 2.4 to 2.15."""
     return bool(model._join_config.enable and not model._divide_by_initial_world_size)
 
 
@@ -152,7 +152,7 @@ def ignores_joined_ranks(model: Any) -> bool:
 
 
 def fsdp_state(module: Any) -> Any:
-    """What the modules of one call of ``fully_shard`` share; 2.6, 2.8, 2.13 and 2.14."""
+    """What the modules of one call of ``fully_shard`` share; 2.6, 2.8 to 2.15."""
     return module._get_fsdp_state()
 
 
@@ -160,7 +160,7 @@ def fsdp_state(module: Any) -> Any:
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Let the autograd engine make a call when its present backward pass ends; 2.4 to 2.14.
+    """Let the autograd engine make a call when its present backward pass ends; 2.4 to 2.15.
 
     Raises:
         RuntimeError: there is no such pass.
@@ -170,23 +170,23 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
 
 
 def current_backward() -> int:
-    """The number of this thread's present backward pass; -1 outside of one; 2.4 to 2.14."""
+    """The number of this thread's present backward pass; -1 outside of one; 2.4 to 2.15."""
     return torch._C._current_graph_task_id()
 
 
 def version_counter(tensor: torch.Tensor) -> int:
-    """The number of changes of a tensor in place; 2.4 to 2.14."""
+    """The number of changes of a tensor in place; 2.4 to 2.15."""
     return tensor._version
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
-    """Whether ``register_post_accumulate_grad_hook`` was called; ``fully_shard`` looks there, too; 2.4 to 2.14."""
+    """Whether ``register_post_accumulate_grad_hook`` was called; ``fully_shard`` looks there, too; 2.4 to 2.15."""
     hooks: Any = parameter._post_accumulate_grad_hooks
     return bool(hooks)
 
 
 # Operations on lists of tensors ---------------------------------------------------------------------
-# 2.4 to 2.14.
+# 2.4 to 2.15.
 
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_

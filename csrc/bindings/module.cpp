@@ -6,7 +6,7 @@ namespace py = pybind11;
 
 namespace gradcomp::bindings {
 
-PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
+PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of gradcomp. Private: use the gradcomp package.";
   bind_codec(m);
   bind_batch(m);

@@ -72,6 +72,18 @@ def test_other_systems_are_refused(system: str) -> None:
     )
 
 
+def test_a_free_threaded_python_is_refused() -> None:
+    """Nothing says that the bindings are safe without the lock; the variable is that of such a Python."""
+    program = (
+        "import runpy, sysconfig, setuptools, pybind11.setup_helpers; "
+        "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; runpy.run_path('setup.py')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "without a global interpreter lock (free-threaded" in done.stderr
+    assert "use the Python with the lock" in done.stderr
+
+
 def test_a_python_without_headers_is_refused(tmp_path: Path) -> None:
     """As Debian's python3 is without python3-dev."""
     program = (

@@ -204,10 +204,14 @@ class ReduceScatterCompression(Closing, ShardedControls, ScalerControls):
         parameters = [sharded for sharded in unit.parameters if sharded.parameter.requires_grad]
         of_ranks = given.detach().view(ranks, -1)
         if of_ranks.shape[1] != sum(sharded.chunk for sharded in parameters):
+            if hasattr(unit.module, _OF_UNUSED):
+                remedy = f"call {_OF_UNUSED}(True) on the model"
+            else:
+                remedy = "use it in each step, or PyTorch 2.13 or later, which adds zeros"
             raise ConfigError(
                 f"the gradients of '{unit.name}' have {given.numel()} elements, and those of its "
                 f"parameters {ranks * sum(sharded.chunk for sharded in parameters)}: a parameter has no "
-                "gradient in this step: call set_reduce_scatter_unused_params(True) on the model"
+                f"gradient in this step: {remedy}"
             )
         if unit.name in self._reduced or not self._reduced:
             self._reduced.clear()
@@ -292,6 +296,8 @@ def _tensors(sums: Sequence[Any], place: torch.device) -> list[torch.Tensor]:
 
 
 _NAME = fsdp_reduce_scatter.__name__
+_OF_UNUSED = "set_reduce_scatter_unused_params"
+"""The method of a module, from PyTorch 2.13 on, with which unused parameters count as zero."""
 
 
 class _ReduceScatter:
@@ -320,9 +326,9 @@ class _ReduceScatter:
 def _install(unit: Unit, comm: Any) -> None:
     module: Any = unit.module
     for method in ("set_custom_reduce_scatter", "set_force_sum_reduction_for_comms"):
-        require(module, method, "2.13", _NAME)
+        require(module, method, "2.9", _NAME)
     module.set_custom_reduce_scatter(comm)
     module.set_force_sum_reduction_for_comms(True)
     # Without it, an unused parameter is an error in the step.
-    if hasattr(module, "set_reduce_scatter_unused_params"):
+    if hasattr(module, _OF_UNUSED):
         module.set_reduce_scatter_unused_params(True, recurse=False)

@@ -65,7 +65,7 @@ def register_own_hooks(model: DistributedDataParallel) -> None:
     precision = _MixedPrecision(param_dtype=torch.bfloat16)
     try:
         DistributedDataParallel(network(), mixed_precision=precision)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # PyTorch built for CUDA refuses it without a GPU
         report(step="precision", rank=dist.get_rank(), error=str(error))
 
 
@@ -83,7 +83,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     # Not last: an interpreter that ends right after collectives of fully_shard may be aborted, as a
     # thread of PyTorch releases a Python object of theirs after its end.
-    if hasattr(torch.distributed.fsdp, "fully_shard"):  # from PyTorch 2.6 on
+    # From PyTorch 2.8 on: that of 2.6 needs a GPU.
+    if hasattr(torch.distributed.fsdp, "FSDPModule") and hasattr(
+        torch.distributed.fsdp.FSDPModule, "set_all_reduce_hook"
+    ):
         train_sharded(options.steps)
     model = train_ddp(options.steps)
     register_own_hooks(model)
