@@ -3,13 +3,17 @@ r"""Compressed next to uncompressed training on data that people know.
   python benchmarks/proof run --list
   python benchmarks/proof run --cells 'fashion-cnn/*/2 ranks/*' 'kjv-1m/adamw/*/auto/*'
   python benchmarks/proof report
+  python benchmarks/proof times --task kjv-1m --ranks 4 --rates 100mbit,1gbit
 
 Fashion-MNIST (apt-get install dataset-fashion-mnist) and the King James Bible (apt-get install
 bible-kjv). All ranks of a run are in one process, with one thread of PyTorch. Runs of one seed have
 the same initial values and batches with every spec. Finished runs are lines of the file --results
 and are not made again; an interrupted run is. `report` writes results.md and results.png beside it.
+`times` takes some steps with all specs on several hosts of this machine behind slow links, which needs root, and
+writes times.json and times.md beside it.
 
-Exit codes: 0 done, 1 runs are missing that a report needs, 2 wrong arguments or no data.
+Exit codes: 0 done, 1 runs are missing that a report needs or a timed job failed, 2 wrong arguments, no data or no
+hosts.
 """
 
 from __future__ import annotations
@@ -27,9 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gradcomp.errors import ConfigError
+from netlab import JobError, LabError
 from proof.cells import LOCAL_STEPS, SPECS, TASKS, Cell, chosen
 from proof.report import write
 from proof.store import Row, append, read, seconds_left
+from proof.times import ALONE, measure, write_times
 from proof.training import train, train_local
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +59,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     run.add_argument("--list", action="store_true", help="print the names of runs, and no more")
     report = commands.add_parser("report", help="tables and the picture of the finished runs")
-    for command in (run, report):
+    times = commands.add_parser("times", help="time of steps on slow links")
+    times.add_argument("--task", choices=TASKS, default="kjv-1m", help="default: %(default)s")
+    times.add_argument(
+        "--optimizer", choices=("sgd", "adamw"), default="adamw", help="default: %(default)s"
+    )
+    times.add_argument("--ranks", type=int, default=4, metavar="N", help="default: %(default)s")
+    times.add_argument(
+        "--rates", default="100mbit,1gbit", metavar="RATE,...", help="default: %(default)s"
+    )
+    times.add_argument(
+        "--specs", nargs="+", default=[ALONE, *SPECS], choices=[ALONE, *SPECS], metavar="NAME"
+    )
+    times.add_argument(
+        "--logs", type=Path, default=Path("runs/proof-times"), help="default: %(default)s"
+    )
+    for command in (run, report, times):
         command.add_argument(
             "--results",
             type=Path,
@@ -117,14 +138,25 @@ def main(arguments: Sequence[str]) -> int:
             torch.set_num_threads(1)
             make_all(cells, options.results)
             return 0
+        if options.command == "times":
+            for rate in options.rates.split(","):
+                setting = (options.task, options.optimizer, options.ranks, rate)
+                times = measure(*setting, options.specs, options.logs)
+                write_times(times, options.results.parent)
+                for row in times:
+                    print(f"{rate}, {row.spec}: {1e3 * row.step:.0f} ms a step", flush=True)
+            return 0
         rows = read(options.results)
         if not rows:
             print(f"proof: {options.results} has no finished runs; make some", file=sys.stderr)
             return 1
         write(list(rows.values()), options.results.parent)
-    except ConfigError as error:
+    except (ConfigError, LabError) as error:
         print(f"proof: {error}", file=sys.stderr)
         return 2
+    except JobError as error:
+        print(f"proof: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

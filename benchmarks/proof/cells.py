@@ -17,7 +17,7 @@ from training.tasks.data import Dataset, load_fashion_mnist
 from training.tasks.models import CharTransformer, ResNet20, fashion_cnn
 from training.tasks.text import PIECE, load_kjv
 
-__all__ = ["AUTO", "LOCAL_STEPS", "SPECS", "TASKS", "Cell", "Setup", "chosen", "plan"]
+__all__ = ["AUTO", "LOCAL_STEPS", "SGD_ONLY", "SPECS", "TASKS", "Cell", "Setup", "chosen", "plan"]
 
 AUTO = "auto"
 
@@ -41,7 +41,7 @@ SPECS = {
 LOCAL_STEPS = {"local 10": 10}
 """Steps between two averages of the parameters, by spec; the others average gradients in every step."""
 
-_SGD_ONLY = ("DGC .1%",)
+SGD_ONLY = ("DGC .1%",)
 """They apply the momentum of SGD themselves."""
 
 
@@ -189,7 +189,7 @@ def plan() -> Iterator[Cell]:
     """All runs, the most important ones first."""
     for block in _BLOCKS:
         for spec, optimizer, seed in product(block.specs, block.optimizers, block.seeds):
-            if optimizer == "sgd" or spec not in _SGD_ONLY:
+            if optimizer == "sgd" or spec not in SGD_ONLY:
                 yield Cell(block.task, optimizer, block.ranks, block.steps, spec, seed)
 
 

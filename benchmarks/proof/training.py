@@ -16,7 +16,15 @@ from gradcomp import Config, Loopback, OuterLoopback
 from gradcomp.exchange.waiting import CHECK_EVERY
 from training.tasks.data import Dataset
 
-__all__ = ["UNCOMPRESSED", "Result", "TrainingTask", "train", "train_local"]
+__all__ = [
+    "UNCOMPRESSED",
+    "Result",
+    "TrainingTask",
+    "make_optimizer",
+    "set_rate",
+    "train",
+    "train_local",
+]
 
 UNCOMPRESSED = "uncompressed"
 """What stands instead of a spec for runs without compression."""
@@ -88,10 +96,10 @@ def train(
     model = task.model()
     names, parameters = zip(*model.named_parameters(), strict=True)
     loop = None if spec == UNCOMPRESSED else Loopback(spec, ranks)
-    optimizer = _optimizer(optimizer_name, parameters, lr, spec)
+    optimizer = make_optimizer(optimizer_name, parameters, lr, spec)
     waiting: list[float] = []
     for step in range(steps):
-        _set_rate(optimizer, lr, step, steps)
+        set_rate(optimizer, lr, step, steps)
         of_ranks = []
         for _ in range(ranks):
             loss, grads = _gradients(model, task, rng)
@@ -142,10 +150,12 @@ def train_local(
     for local, arrays in zip(models, outer.values, strict=True):
         for name, parameter in local.named_parameters():
             parameter.data = torch.from_numpy(arrays[name]).view(parameter.shape)
-        optimizers.append(_optimizer(optimizer_name, tuple(local.parameters()), lr, UNCOMPRESSED))
+        optimizers.append(
+            make_optimizer(optimizer_name, tuple(local.parameters()), lr, UNCOMPRESSED)
+        )
     for step in range(steps):
         for local, optimizer in zip(models, optimizers, strict=True):
-            _set_rate(optimizer, lr, step, steps)
+            set_rate(optimizer, lr, step, steps)
             loss, _ = _gradients(local, task, rng)
             if not math.isfinite(loss):
                 return Result(None, None, outer.stats[0].ratio, [])
@@ -154,7 +164,8 @@ def train_local(
     return _result(model, task, outer.stats[0].ratio, [])
 
 
-def _set_rate(optimizer: torch.optim.Optimizer, lr: float, step: int, steps: int) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, lr: float, step: int, steps: int) -> None:
+    """Set the learning rate of a step, counted from 0; see `train`."""
     warm = min(1.0, 8 * (step + 1) / steps)
     for group in optimizer.param_groups:
         group["lr"] = lr * warm * (1 + math.cos(math.pi * step / steps)) / 2
@@ -167,9 +178,14 @@ def _result(model: nn.Module, task: TrainingTask, ratio: float, waiting: list[fl
     return Result(loss if math.isfinite(loss) else None, accuracy, ratio, waiting)
 
 
-def _optimizer(
+def make_optimizer(
     name: str, parameters: tuple[nn.Parameter, ...], lr: float, spec: str
 ) -> torch.optim.Optimizer:
+    """The optimizer of `train`, without a momentum of its own if the spec applies one.
+
+    Raises:
+        ValueError: the optimizer is unknown, or the spec applies a momentum that AdamW does not have.
+    """
     corrects = spec != UNCOMPRESSED and Config.from_spec(spec).momentum_correction is not None
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=lr, momentum=0.0 if corrects else _MOMENTUM)

@@ -80,7 +80,7 @@ def torchrun2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob
 def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of torchrun."""
     modules = ["ddp_device", "ddp_thread", "ddp_features", "compiled", "trainers", "conservation"]
-    modules += ["fsdp_features", "fsdp_between"]
+    modules += ["fsdp_features", "fsdp_between", "proof_times"]
     return run_cases(modules, 2, "torchrun", tmp_path_factory.mktemp("ddp2"), shared)
 
 

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import HERE
+from launch import HERE, CaseJob
+from workers import proof_times
 
 from netlab import JobError, Lab, LabError, run
 
@@ -63,6 +64,11 @@ def test_terminated_lab_leaves_nothing(tmp_path: Path) -> None:
         assert lab.wait(60) == 128 + signal.SIGTERM
     hosts = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert "gradcomp" not in hosts.stdout
+
+
+@pytest.mark.parametrize("case", proof_times.cases)
+def test_times_of_the_proof(ddp2: CaseJob, case: str) -> None:
+    ddp2.check(case)
 
 
 @pytest.mark.full

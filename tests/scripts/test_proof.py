@@ -18,6 +18,7 @@ from gradcomp.errors import ConfigError
 from proof.cells import SPECS, TASKS, Cell, chosen, plan
 from proof.report import groups_of, page, write
 from proof.store import Row, append, read, seconds_left
+from proof.times import ALONE, Times, read_times, write_times
 from proof.training import UNCOMPRESSED, TrainingTask, train, train_local
 from training.tasks.data import load_digits_images
 from training.tasks.models import digits_cnn
@@ -286,3 +287,30 @@ def test_the_page_is_that_of_the_file() -> None:
     rows = list(read(RESULTS / "results.jsonl").values())
     assert len(rows) == len((RESULTS / "results.jsonl").read_text().splitlines())
     assert (RESULTS / "results.md").read_text(encoding="utf-8") == page(rows)
+
+
+# ---------------------------------------------------------------------- times
+
+
+def times_of(spec: str, *seconds: float, rate: str = "1gbit") -> Times:
+    return Times("kjv-1m", "adamw", 4, rate, 9e8, "a processor", spec, list(seconds))
+
+
+def test_times_of_whole_runs_go_on_from_the_last_steps(tmp_path: Path) -> None:
+    dense = times_of(UNCOMPRESSED, *[0.5] * 40)
+    # Ten dense steps, then local ones, of which every tenth is long.
+    mixed = times_of("local 10", *[0.5] * 10, *[0.1] * 10, *[*[0.1] * 9, 0.3] * 2)
+    assert (dense.step, dense.whole) == (pytest.approx(0.5), pytest.approx(200))
+    assert (mixed.step, mixed.whole) == (pytest.approx(0.12), pytest.approx(8.4 + 360 * 0.12))
+    write_times([times_of("sign", *[9.0] * 40), dense, times_of(ALONE, *[0.1] * 40)], tmp_path)
+    write_times([times_of("sign", *[0.25] * 40), mixed], tmp_path)
+    assert len(read_times(tmp_path / "times.json")) == 4  # newer ones replace older ones
+    table = [line for line in (tmp_path / "times.md").read_text().splitlines() if line[0:1] == "|"]
+    assert table == [
+        "| | 1gbit (900 Mbit/s), ms a step | 400 steps, s | sooner |",
+        "|---|---:|---:|---:|",
+        "| nothing sent | 100 | 40.0 |  |",
+        "| uncompressed | 500 | 200.0 | 1.0 |",
+        "| sign | 250 | 100.0 | 2.0 |",
+        "| local 10 | 120 | 51.6 | 3.9 |",
+    ]
