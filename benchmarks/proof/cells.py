@@ -14,7 +14,7 @@ from gradcomp.config.preset import AUTO_SPEC
 from gradcomp.errors import ConfigError
 from proof.training import UNCOMPRESSED, TrainingTask
 from training.tasks.data import Dataset, load_fashion_mnist
-from training.tasks.models import CharTransformer, ResNet20, fashion_cnn
+from training.tasks.models import CharLSTM, CharTransformer, ResNet20, fashion_cnn
 from training.tasks.text import PIECE, load_kjv
 
 __all__ = ["AUTO", "LOCAL_STEPS", "SGD_ONLY", "SPECS", "TASKS", "Cell", "Setup", "chosen", "plan"]
@@ -126,6 +126,14 @@ TASKS = {
         rates={"sgd": 0.5, "adamw": 3e-3},
         bits=True,
     ),
+    "kjv-lstm": Setup(
+        title="King James Bible, LSTM of 349,951 parameters",
+        load=_kjv,
+        model=CharLSTM,
+        batch=8,
+        rates={"sgd": 2.0, "adamw": 8e-3},
+        bits=True,
+    ),
     "kjv-6m": Setup(
         title="King James Bible, transformer of 6,403,135 parameters",
         load=_kjv,
@@ -167,11 +175,13 @@ _BLOCKS = (
     _Block("fashion-resnet20", 2, 100, _PAIR, range(3), ("sgd",)),
     _Block("kjv-6m", 2, 100, _PAIR, range(2), ("adamw",)),
     _Block("fashion-cnn", 8, 400, _PAIR, range(3), ("adamw",)),
+    _Block("kjv-lstm", 2, 400, _PAIR, range(3)),
     _Block("kjv-1m", 2, 400, _FIRST[3:], range(3)),
     _Block("kjv-1m", 2, 400, _REST, range(3)),
     _Block("fashion-cnn", 8, 400, _PAIR, range(3), ("sgd",)),
     _Block("kjv-1m", 4, 400, _PAIR, range(3)),
     _Block("kjv-1m", 8, 400, _PAIR, range(3)),
+    _Block("kjv-lstm", 2, 400, _FIRST[2:], range(3)),
     _Block("kjv-6m", 2, 400, _FIRST, range(3)),
     _Block("fashion-resnet20", 2, 1000, _FIRST, range(3)),
     # Five seeds, then middle and long runs.
