@@ -75,6 +75,7 @@ def train(
     ranks: int,
     steps: int,
     seed: int,
+    loopback: Callable[[str, int], Loopback] = Loopback,
 ) -> Result:
     """Train from the seed's initial values, with the seed's batches, whatever the spec.
 
@@ -86,6 +87,7 @@ def train(
         ranks: number of ranks, at least 1.
         steps: number of steps, at least 1.
         seed: of initial values and batches, in [0, 2^63).
+        loopback: what averages, made from the spec and the number of ranks.
 
     Raises:
         SpecError: the spec is wrong.
@@ -95,7 +97,7 @@ def train(
     rng = np.random.default_rng(seed)
     model = task.model()
     names, parameters = zip(*model.named_parameters(), strict=True)
-    loop = None if spec == UNCOMPRESSED else Loopback(spec, ranks)
+    loop = None if spec == UNCOMPRESSED else loopback(spec, ranks)
     optimizer = make_optimizer(optimizer_name, parameters, lr, spec)
     waiting: list[float] = []
     for step in range(steps):

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from torch import nn
 
 import proof.report
+from error_by_noise import WEIGHTS, Weighted
 from gradcomp.errors import ConfigError
 from proof.cells import SPECS, TASKS, Cell, chosen, plan
 from proof.report import groups_of, page, write
@@ -100,6 +101,26 @@ def test_a_loss_that_is_not_finite_ends_the_run(digits: TrainingTask) -> None:
 
     result = run(digits._replace(model=Broken), "fp16")
     assert (result.loss, result.accuracy) == (None, None)
+
+
+def test_weights_by_noise_lose_nothing() -> None:
+    rng = np.random.default_rng(0)
+    loop = Weighted(WEIGHTS["noise^-.5"], "adaptive(rate=0.5)", 2)
+    sums = dict.fromkeys("ab", 0.0)
+    for step in range(4):
+        scales = {"a": 1, "b": 4 * (step + 1)}  # the weight of b falls from step to step
+        grads = {
+            name: [rng.normal(scale=scale, size=(64, 80)).astype(np.float32) for _ in range(2)]
+            for name, scale in scales.items()
+        }
+        averages = loop.step(grads)
+        for name, of_ranks in grads.items():
+            sums[name] += np.mean(of_ranks, axis=0) - averages[name][0]
+    assert 9 < loop.weights["a"] / loop.weights["b"] < 12
+    for name, left in sums.items():
+        residuals = [rank.state_dict()["residual"][name] for rank in loop.ranks]
+        waits = np.mean(residuals, axis=0).reshape(64, 80) / loop.weights[name]
+        np.testing.assert_allclose(left, waits, atol=1e-4)
 
 
 # ---------------------------------------------------------------------- cells
