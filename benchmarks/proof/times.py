@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 import sys
 import tempfile
@@ -117,11 +118,14 @@ def page(rows: Sequence[Times]) -> str:
         "of the uncompressed run over it. Which specs end level with it is on the other page.",
     ]
     for (task, optimizer, ranks, processor), some in groups.items():
+        command = f"--task {task} --optimizer {optimizer} --ranks {ranks} --rates {','.join(_rates(some))}"
+        names = list(dict.fromkeys(row.spec for row in some))
+        if set(names) != {ALONE, *SPECS}:
+            command += " --specs " + " ".join(map(shlex.quote, names))
         parts += [
             f"## {task}, {ranks} ranks",
             f"{TASKS[task].title}, {optimizer} (DGC: sgd); {processor}.",
-            "```\n$ python benchmarks/proof times "
-            f"--task {task} --optimizer {optimizer} --ranks {ranks} --rates {','.join(_rates(some))}\n```",
+            f"```\n$ python benchmarks/proof times {command}\n```",
             _table(some),
         ]
     return "\n\n".join(parts) + "\n"

@@ -326,7 +326,12 @@ def test_times_of_whole_runs_go_on_from_the_last_steps(tmp_path: Path) -> None:
     write_times([times_of("sign", *[9.0] * 40), dense, times_of(ALONE, *[0.1] * 40)], tmp_path)
     write_times([times_of("sign", *[0.25] * 40), mixed], tmp_path)
     assert len(read_times(tmp_path / "times.json")) == 4  # newer ones replace older ones
-    table = [line for line in (tmp_path / "times.md").read_text().splitlines() if line[0:1] == "|"]
+    text = (tmp_path / "times.md").read_text()
+    names = "sign uncompressed 'nothing sent' 'local 10'"
+    assert (
+        f"times --task kjv-1m --optimizer adamw --ranks 4 --rates 1gbit --specs {names}\n" in text
+    )
+    table = [line for line in text.splitlines() if line.startswith("|")]
     assert table == [
         "| | 1gbit (900 Mbit/s), ms a step | 400 steps, s | sooner |",
         "|---|---:|---:|---:|",
