@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from e2e.machine import machine
 from netlab import Lab, run
-from proof.cells import AUTO, SPECS, TASKS
+from proof.cells import AUTO, LOCAL_STEPS, SPECS, TASKS
 from proof.training import UNCOMPRESSED
 
 __all__ = ["ALONE", "Times", "measure", "page", "read_times", "write_times"]
@@ -57,8 +57,9 @@ class Times(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Seconds of one of the last steps: their mean, as local steps are not equal."""
-        return statistics.fmean(self.seconds[-_LAST:])
+        """Seconds of one of the last steps: their median, or the mean of local steps, which are not equal."""
+        middle = statistics.fmean if self.spec in LOCAL_STEPS else statistics.median
+        return middle(self.seconds[-_LAST:])
 
     @property
     def whole(self) -> float:
@@ -114,8 +115,9 @@ def page(rows: Sequence[Times]) -> str:
         "Steps of the trainings [on known data](results.md) with DDP, each rank behind a link of its own. All ranks\n"
         "share one machine, so computing takes longer than on separate ones; *nothing sent* is the time of\n"
         "computing alone. The preset `auto` comes with its policy. A run has 400 steps; its time is that of its\n"
-        "first 40 steps (`auto`: 140), and of the others at the mean of the last 20 of these. *sooner* is the time\n"
-        "of the uncompressed run over it. Which specs end level with it is on the other page.",
+        "first 40 steps (`auto`: 140), and of the others at the median of the last 20 of these (local steps: the\n"
+        "mean). *sooner* is the time of the uncompressed run over it. Which specs end level with it is on the other\n"
+        "page.",
     ]
     for (task, optimizer, ranks, processor), some in groups.items():
         command = f"--task {task} --optimizer {optimizer} --ranks {ranks} --rates {','.join(_rates(some))}"

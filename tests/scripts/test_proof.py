@@ -319,6 +319,7 @@ def times_of(spec: str, *seconds: float, rate: str = "1gbit") -> Times:
 
 def test_times_of_whole_runs_go_on_from_the_last_steps(tmp_path: Path) -> None:
     dense = times_of(UNCOMPRESSED, *[0.5] * 40)
+    assert times_of("sign", *[0.5] * 39, 9.0).step == 0.5
     # Ten dense steps, then local ones, of which every tenth is long.
     mixed = times_of("local 10", *[0.5] * 10, *[0.1] * 10, *[*[0.1] * 9, 0.3] * 2)
     assert (dense.step, dense.whole) == (pytest.approx(0.5), pytest.approx(200))
