@@ -12,6 +12,7 @@ namespace gradcomp {
 
 // Elements of a group. Members of one group do not affect the classes of each other.
 inline constexpr std::size_t kGroup = 32;
+inline std::size_t groups_in_row(std::size_t cols) { return (cols + kGroup - 1) / kGroup; }
 
 inline constexpr std::size_t kClasses = 16;
 // Symbols of a class: 0; magnitude m as 2 m - 1 or, negative, 2 m. The top magnitude also stands

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "codecs/adaptive/band_stream.hpp"
 #include "codecs/adaptive/frequency_tables.hpp"
 #include "codecs/adaptive/group_decoder.hpp"
 #include "codecs/adaptive/group_form.hpp"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "codecs/adaptive/band_stream.hpp"
 #include "codecs/adaptive/group_coder.hpp"
 #include "codecs/adaptive/payload.hpp"
 #include "codecs/adaptive/symbol_stream.hpp"

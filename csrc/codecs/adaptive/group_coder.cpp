@@ -88,7 +88,7 @@ struct GroupCoder::Band {
   std::vector<std::uint8_t> words;  // of the polar codes
   BandStats stats;
 
-  std::size_t groups_in_row() const { return (cols + kGroup - 1) / kGroup; }
+  std::size_t groups_in_row() const { return gradcomp::groups_in_row(cols); }
   bool of_points(std::size_t group) const { return (groups[group] & 1) != 0; }
 
   // Calls fn(group, column, first element, elements) for all groups.

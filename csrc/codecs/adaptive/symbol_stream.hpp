@@ -72,18 +72,6 @@ class SymbolWriter {
   std::uint32_t states_[kRansLanes];
 };
 
-// Of a stream without the symbols of zero groups (zero_groups.hpp).
-class BandGroups;
-class FlagTable;
-
-// Writes a whole stream; zones[i] is the quantizer of matrices[i]. `groups`: nullptr, or those of
-// the last matrix, with the table of their flags. Returns the bytes, or 0 if they are more than
-// `capacity`.
-std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
-                          const RansEncodeTable& table, const BandGroups* groups,
-                          const RansEncodeTable& flags, std::size_t lanes, std::uint8_t* out,
-                          std::size_t capacity);
-
 // With coder=polar, LevelMatrix::levels also holds codes of lattice points (group_form.hpp), from
 // here on.
 inline constexpr std::int8_t kPointCodes = 16;
@@ -135,10 +123,5 @@ class SymbolReader {
 // Reads the excesses of all levels and points into LevelMatrix::escapes. Returns false if `in` is
 // not exactly their code.
 bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices);
-
-// Reads a whole stream. `flags`: nullptr, or the table of the last matrix's flags. Returns false if
-// `in` is not exactly the code of such matrices.
-bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, const FlagTable* flags,
-                   std::size_t lanes, Span<LevelMatrix> matrices);
 
 }  // namespace gradcomp

@@ -17,8 +17,6 @@ namespace gradcomp {
 // Rows with flags that do not affect the classes of each other in the same column of groups.
 inline constexpr std::size_t kFlagRows = 32;
 
-inline std::size_t groups_in_row(std::size_t cols) { return (cols + kGroup - 1) / kGroup; }
-
 // Number of flags by class, of groups without and with symbols.
 struct FlagCounts {
   std::uint64_t of[kClasses][2] = {};
@@ -95,7 +93,7 @@ class BandGroups {
   std::size_t groups() const { return flags_.size(); }
   std::size_t coded() const { return coded_; }
 
-  // After find(): puts the symbols of these groups one after the other into `packed`, which has
+  // After find(): copies the symbols of these groups one after the other into `packed`, which has
   // room for all, and finds the classes of the flags.
   void pack(const SymbolMatrix& band, std::uint8_t* packed);
   Span<const std::uint8_t> packed() const { return {packed_, packed_size_}; }
