@@ -18,6 +18,7 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
         "13 steps compared, of a reduce-scatter\n"
         "9 sums compared, from device to device\n"
         "18 steps compared, of gradients of 16 bits\n"
+        "16 steps compared, of gradients that stay where they are\n"
     )
 
 
