@@ -28,7 +28,7 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
     [
         ("begun=item.begun", "begun=False", "sums differ in step 0"),
         ("foreach_zero_(residuals)", "pass", "residuals differ in step 0"),
-        ("given == self._given", "self._given", "states differ in step 2"),
+        ("given == self._given", "self._given", "averages differ in step 1"),
         ("receiver.given != given", "False", "averages differ in step 1"),
     ],
 )
