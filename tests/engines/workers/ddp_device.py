@@ -183,7 +183,7 @@ def bfloat16_from_device_to_device() -> None:
         training = Training(
             config, {"a": (50, 90), "b": (64, 80), "c": (33,)}, dtype=torch.bfloat16
         )
-        made = []
+        places = []
         for step in range(3):
             of_ranks = [
                 harness.gradients(training.params, step, rank) for rank in range(hvd.size())
@@ -192,10 +192,13 @@ def bfloat16_from_device_to_device() -> None:
             found = training.averages(of_ranks[hvd.rank()])["c"]
             mean = sum(grads["c"].float() for grads in of_ranks) / hvd.size()
             torch.testing.assert_close(found.float(), mean, rtol=2**-7, atol=0)
-            made.append(arrays.call_count)
+            given = [call.args[0] for call in arrays.call_args_list if len(call.args) > 1]
+            places.append({tensor.data_ptr() for tensor in given})
         training.check_replicas()
     assert [dict(call.args[0]) for call in copies.call_args_list] == [{}] * copies.call_count
-    assert made == [2, 0, 0], f"new arrays of gradients of 16 bits in each step: {made}"
+    assert len(places[0]) == 2, places
+    assert places[0] == places[1], "gradients of 16 bits are elsewhere in each step"
+    assert not places[2], "gradients of 16 bits have new arrays, though DDP's buckets stay"
 
 
 @cases
