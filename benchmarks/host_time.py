@@ -3,8 +3,11 @@
   python benchmarks/host_time.py --model resnet50 --device direct host
 
 Works without a GPU: the gradients are on the CPU, whose device is given to the hook as that of a GPU, and
-kernels do nothing. The core's encoding, decoding and framing do not count either, nor do the engine's calls. One
-rank.
+kernels do nothing. The core's encoding, decoding and framing do not count either, nor do copies of elements and the
+engine's calls. One rank.
+
+The elements evict Python's objects from the caches of a CPU, but not where they are on a GPU: ``--divide 4``
+divides the first two sides of each tensor by 4, and the sizes of buckets by 16.
 """
 
 import argparse
@@ -23,21 +26,24 @@ from torch.nn.parallel import DistributedDataParallel
 from triton.runtime.interpreter import GridExecutor
 
 import gradcomp_torch.gpu.device_lookup as device_lookup
+import torch_compressors.gloo.bucket_plan as bucket_plan
 import torch_compressors.gloo.device_engine as device_engine
 from gradcomp import Config, _core
 from gradcomp.tools.model_shapes import model_shapes
+from gradcomp_torch import float_copies
 from gradcomp_torch.gpu import graphs
+from gradcomp_torch.gpu.arrays import OnDevice
 from gradcomp_torch.gpu.device import TorchDevice
 from torch_compressors import ddp_hook
 from torch_compressors.ddp import DDPCompression
 
-FEWER = 64
-"""The transformer has this many times fewer elements here, and so have its buckets."""
+SIDE = 8
+"""The transformer has sides that are at least this many times shorter."""
 
 
-def transformer() -> dict[str, tuple[int, ...]]:
-    """The 292 tensors of a GPT with 24 layers of width 1792 (1.02e9 elements), each side divided by 8."""
-    width, tokens = 1792 // 8, 50257 // 8
+def transformer(divisor: int) -> dict[str, tuple[int, ...]]:
+    """The 292 tensors of a GPT with 24 layers of width 1792 (1.02e9 elements), each side divided."""
+    width, tokens = 1792 // divisor, 50257 // divisor
     shapes: dict[str, tuple[int, ...]] = {"tokens": (tokens, width), "places": (128, width)}
     for layer in range(24):
         for name, outputs, inputs in (("qkv", 3, 1), ("out", 1, 1), ("up", 4, 1), ("down", 1, 4)):
@@ -46,6 +52,21 @@ def transformer() -> dict[str, tuple[int, ...]]:
         for name in ("norm1", "norm2"):
             shapes |= {f"{layer}.{name}.weight": (width,), f"{layer}.{name}.bias": (width,)}
     return shapes | {"norm.weight": (width,), "norm.bias": (width,)}
+
+
+def shapes_of(options: argparse.Namespace) -> tuple[dict[str, tuple[int, ...]], int]:
+    """The tensors, and the number by which sizes of buckets are divided."""
+    divisor = options.divide
+    if options.model == "transformer":
+        divisor = max(divisor, SIDE)
+        return transformer(divisor), divisor**2
+    shapes = {
+        name: tuple(max(1, side // divisor) for side in shape[:2]) + shape[2:]
+        if len(shape) > 1
+        else shape
+        for name, shape in model_shapes(options.model).items()
+    }
+    return shapes, divisor**2
 
 
 class Model(torch.nn.Module):
@@ -65,6 +86,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._left_out = 0.0
+        self._inside = False
 
     def now(self) -> float:
         """Seconds."""
@@ -75,10 +97,13 @@ class Clock:
         function: Callable[..., Any] = getattr(owner, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            begin = time.thread_time()
+            if self._inside:  # it is left out already
+                return function(*arguments, **named)
+            self._inside, begin = True, time.thread_time()
             try:
                 return function(*arguments, **named)
             finally:
+                self._inside = False
                 self._left_out += time.thread_time() - begin
 
         setattr(owner, name, call)
@@ -101,8 +126,7 @@ def pretend() -> None:
 
 def measure(options: argparse.Namespace, device: str, clock: Clock) -> list[float]:
     """Seconds in the hook, of each step."""
-    fewer = FEWER if options.model == "transformer" else 1
-    shapes = transformer() if options.model == "transformer" else model_shapes(options.model)
+    shapes, fewer = shapes_of(options)
     model = DistributedDataParallel(
         Model(shapes), bucket_cap_mb=25 / fewer, gradient_as_bucket_view=True
     )
@@ -138,6 +162,7 @@ def main() -> None:
     parser.add_argument("--spec", default="residual|int8")
     parser.add_argument("--device", nargs="+", default=["direct", "auto", "host"])
     parser.add_argument("--bucket-bytes", type=int, default=25_000_000)
+    parser.add_argument("--divide", type=int, default=1, help="sides by this number")
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GRADCOMP_LOG": "quiet"}
@@ -151,6 +176,10 @@ def main() -> None:
     for name in ("allreduce", "_allgather_base", "allgather", "alltoall_base", "broadcast"):
         clock.leave_out(dist.ProcessGroup, name)
     clock.leave_out(dist.Work, "wait")
+    clock.leave_out(torch.Tensor, "copy_")
+    clock.leave_out(OnDevice, "fill")
+    for module in (device_engine, bucket_plan, float_copies):
+        clock.leave_out(module, "foreach_copy_")
     for device in options.device:
         seconds = measure(options, device, clock)[10:]
         print(

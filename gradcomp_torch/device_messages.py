@@ -26,7 +26,7 @@ def message_of(request: Request) -> DeviceMessage | None:
     return message if isinstance(message, DeviceMessage) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DeviceMessage:
     """A message, which a side stream of its device makes.
 

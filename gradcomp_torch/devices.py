@@ -11,7 +11,15 @@ from gradcomp.adapter_api import FloatArray
 from gradcomp.device_api import Device, DeviceArray
 from gradcomp_torch.compat import foreach_copy_
 
-__all__ = ["Halves", "TensorArray", "TensorDevice", "array_of", "convert", "tensor_of"]
+__all__ = [
+    "Halves",
+    "TensorArray",
+    "TensorDevice",
+    "array_of",
+    "convert",
+    "halves_of",
+    "tensor_of",
+]
 
 
 class Halves:
@@ -69,6 +77,7 @@ class TensorArray(DeviceArray):
         self.size = tensor.numel()
         self.nbytes = 4 * self.size
         self._views: dict[int | tuple[int, ...], TensorArray] = {}
+        self._parts: dict[tuple[int | None, ...], TensorArray] = {}
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -85,6 +94,11 @@ class TensorArray(DeviceArray):
             return self._floats
         begin = self._floats.storage_offset() - halves.floats.storage_offset()
         return halves.grad[begin : begin + self.size].view(self.shape)
+
+    @property
+    def converts(self) -> bool:
+        """Whether `tensor` would convert elements of 16 bits now."""
+        return self._halves is not None and self._halves.waits
 
     @property
     def memory(self) -> list[torch.Tensor]:
@@ -106,16 +120,26 @@ class TensorArray(DeviceArray):
         return view
 
     def __getitem__(self, elements: slice) -> Any:
-        """A view of consecutive elements of a flat array."""
-        return TensorArray(self.device, self._floats[elements], self.computed, self._halves)
+        """A view of consecutive elements of a flat array; the same object each time."""
+        place = elements.start, elements.stop, elements.step
+        part = self._parts.get(place)
+        if part is None:
+            part = TensorArray(self.device, self._floats[elements], self.computed, self._halves)
+            self._parts[place] = part
+        return part
 
 
 def convert(arrays: Iterable[object]) -> None:
     """Convert gradients of 16 bits that wait for it, together, on the current stream."""
-    given = (array_of(array)._halves for array in arrays)
-    halves = [each for each in given if each is not None and each.take()]
+    halves = [each for each in halves_of(arrays) if each.take()]
     if halves:
         foreach_copy_([each.floats for each in halves], [each.grad for each in halves])
+
+
+def halves_of(arrays: Iterable[object]) -> list[Halves]:
+    """The gradients of 16 bits for which arrays are, if any."""
+    given = [array_of(array)._halves for array in arrays]
+    return [each for each in given if each is not None]
 
 
 class TensorDevice(Device, Protocol):

@@ -8,7 +8,7 @@ import torch
 
 from gradcomp.adapter_api import FloatArray
 from gradcomp_torch.compat import foreach_copy_
-from gradcomp_torch.devices import Halves, TensorDevice
+from gradcomp_torch.devices import Halves, TensorDevice, halves_of
 from gradcomp_torch.staging import computed_by_now
 
 __all__ = ["FloatCopies"]
@@ -59,7 +59,7 @@ class FloatCopies:
         halves = {
             name: Halves(gradient, self._memory(name, gradient))
             for name, gradient in gradients.items()
-            if gradient.dtype in (torch.float16, torch.bfloat16) and gradient.is_contiguous()
+            if _is_half(gradient)
         }
         floats = self.of({name: grad for name, grad in gradients.items() if name not in halves})
         place = next(iter(gradients.values())).device
@@ -71,12 +71,26 @@ class FloatCopies:
             for name in gradients
         }
 
+    def renew(
+        self, gradients: Mapping[str, torch.Tensor], arrays: Mapping[str, FloatArray]
+    ) -> None:
+        """Let arrays of the last step, by name, have the elements of this one's gradients, in the same memory."""
+        halves = halves_of(arrays.values())
+        for each in halves:
+            each.waits = True
+        if len(halves) < len(gradients):
+            self.of({name: grad for name, grad in gradients.items() if not _is_half(grad)})
+
     def _memory(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         kept = self._kept.get(name)
         if kept is None or (kept.shape, kept.device) != (gradient.shape, gradient.device):
             kept = torch.empty(gradient.shape, dtype=torch.float32, device=gradient.device)
             self._kept[name] = kept
         return kept
+
+
+def _is_half(gradient: torch.Tensor) -> bool:
+    return gradient.dtype in (torch.float16, torch.bfloat16) and gradient.is_contiguous()
 
 
 def _is_float(gradient: torch.Tensor) -> bool:

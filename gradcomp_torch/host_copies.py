@@ -5,13 +5,35 @@ Tests use their own device, which copies late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from gradcomp_torch import staging
 
-__all__ = ["HostCopies", "to_device", "to_host"]
+__all__ = ["HostCopies", "Run", "neighbours", "to_device", "to_host"]
+
+
+class Run(NamedTuple):
+    """Tensors of one dtype, which are copied to one piece of memory.
+
+    Attributes:
+        sizes: number of elements, of each tensor.
+        pieces: the tensors, as `neighbours` gives them.
+    """
+
+    names: list[str]
+    sizes: list[int]
+    pieces: list[torch.Tensor]
+
+    def parts(self, host: torch.Tensor) -> list[torch.Tensor]:
+        """The places of the pieces in flat memory."""
+        parts = torch.split(host, [piece.numel() for piece in self.pieces])
+        return [
+            part if piece.dim() == 1 else part.view(piece.shape)
+            for part, piece in zip(parts, self.pieces, strict=True)
+        ]
 
 
 class HostCopies:
@@ -22,30 +44,37 @@ class HostCopies:
 
     Args:
         tensors: of one device, by name.
+        runs: of earlier copies of the same tensors, in the same memory; None: they are found now.
 
     Attributes:
         arrays: the copies, flat, by name; without content before `wait`.
+        runs: of the tensors.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], runs: Sequence[Run] | None = None
+    ) -> None:
+        self._tensors = tensors
         self.arrays: dict[str, torch.Tensor] = {}
-        self._together: list[tuple[list[str], torch.Tensor]] = []
+        self.runs = _runs_of(tensors) if runs is None else runs
+        self._together: list[torch.Tensor] = []
         self._staged: staging.Staged | None = None
         if not tensors:
             return
-        by_dtype: dict[torch.dtype, list[str]] = {}
-        for name, tensor in tensors.items():
-            by_dtype.setdefault(tensor.dtype, []).append(name)
-        given = list(tensors.values())
-        with staging.copies_of(given[0].device).beside(given) as self._staged:
-            for names in by_dtype.values():
-                given = [tensors[name] for name in names]
-                sizes = [tensor.numel() for tensor in given]
-                host = staging.room(sum(sizes), given[0].dtype, given[0].device)
-                for on_device, on_host in _pieces(given, host):
+        pieces = [piece for run in self.runs for piece in run.pieces]
+        device = pieces[0].device
+        with staging.copies_of(device).beside(pieces) as self._staged:
+            for run in self.runs:
+                host = staging.room(sum(run.sizes), run.pieces[0].dtype, device)
+                for on_device, on_host in zip(run.pieces, run.parts(host), strict=True):
                     on_host.copy_(on_device, non_blocking=True)
-                self.arrays.update(zip(names, torch.split(host, sizes), strict=True))
-                self._together.append((names, host))
+                self.arrays.update(zip(run.names, torch.split(host, run.sizes), strict=True))
+                self._together.append(host)
+
+    def part(self, begin: int, end: int) -> torch.Tensor:
+        """These elements of all copies, one after the other, flat; of tensors of one dtype."""
+        (host,) = self._together
+        return host[begin:end]
 
     def wait(self) -> None:
         """Wait for the copies."""
@@ -73,8 +102,9 @@ class HostCopies:
 
         The current stream copies, so what it is given next finds the averages.
         """
-        for names, host in self._together:
-            for on_device, on_host in _pieces([gradients[name] for name in names], host):
+        runs = self.runs if gradients is self._tensors else _runs_of(gradients)
+        for run, host in zip(runs, self._together, strict=True):
+            for on_device, on_host in zip(run.pieces, run.parts(host), strict=True):
                 on_device.copy_(on_host, non_blocking=True)
 
 
@@ -95,11 +125,13 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.copy_(tensor).to(device, non_blocking=True)
 
 
-def _pieces(
-    tensors: Sequence[torch.Tensor], host: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of tensors with their places in flat memory of the host; neighbours are one view."""
-    begin = place = 0
+def neighbours(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors in their order: those that follow each other in memory as one flat view.
+
+    A tensor that is not contiguous stays as it is.
+    """
+    pieces = []
+    place = 0
     while place < len(tensors):
         first = tensors[place]
         numel = first.numel()
@@ -107,12 +139,23 @@ def _pieces(
         while place < len(tensors) and _is_next(first, numel, tensors[place]):
             numel += tensors[place].numel()
             place += 1
-        on_host = host[begin : begin + numel]
-        begin += numel
-        if first.is_contiguous():
-            yield first.as_strided((numel,), (1,)), on_host
-        else:
-            yield first, on_host.view(first.shape)
+        pieces.append(first.as_strided((numel,), (1,)) if first.is_contiguous() else first)
+    return pieces
+
+
+def _runs_of(tensors: Mapping[str, torch.Tensor]) -> list[Run]:
+    """Tensors by their dtypes."""
+    by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        by_dtype.setdefault(tensor.dtype, {})[name] = tensor
+    return [
+        Run(
+            list(some),
+            [tensor.numel() for tensor in some.values()],
+            neighbours(list(some.values())),
+        )
+        for some in by_dtype.values()
+    ]
 
 
 def _is_next(first: torch.Tensor, numel: int, tensor: torch.Tensor) -> bool:

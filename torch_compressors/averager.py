@@ -177,7 +177,7 @@ class GradientAverager(Closing, ScalerControls):
         if route is Route.DENSE:
             self.pipeline.count_dense({name: grad.nbytes})
             array = grad.detach().cpu().contiguous().reshape(-1).numpy()
-            self._driver.start(name, dense_round(name, [array]), [name])
+            self._driver.start(name, dense_round(name, [array], [array]), [name])
         else:
             array = grad.detach().to("cpu", torch.float32).contiguous().numpy()
             self._collector.add(resolved, array, grad.nbytes)

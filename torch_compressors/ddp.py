@@ -11,14 +11,13 @@
 """
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,8 +34,7 @@ from gradcomp.adapter_api import (
     Route,
 )
 from gradcomp.errors import ConfigError, ProtocolError
-from gradcomp_torch.compat import foreach_copy_
-from gradcomp_torch.devices import TensorArray, TensorDevice
+from gradcomp_torch.devices import TensorDevice
 from gradcomp_torch.encoder_thread import encodes_beside
 from gradcomp_torch.float_copies import FloatCopies
 from gradcomp_torch.host_copies import HostCopies
@@ -44,7 +42,7 @@ from gradcomp_torch.optimizers import check_optional
 from gradcomp_torch.parameters import kinds_of, parameter_bytes
 from gradcomp_torch.rates import rates_of
 from gradcomp_torch.staging import refuse_recording
-from torch_compressors.gloo.bucket_plan import BucketPlan
+from torch_compressors.gloo.bucket_plan import BucketPlan, DenseRequest, label_of, same
 from torch_compressors.gloo.device_engine import TogetherSum, connect_devices
 from torch_compressors.gloo.engine import (
     SUMMABLE_DTYPES,
@@ -115,39 +113,26 @@ def compress_bucket(
     return state.average(bucket)
 
 
-class _Views(NamedTuple):
-    """Gradients of a bucket by number, in memory that DDP mostly uses again in the next step."""
-
-    buffer: torch.Tensor
-    parameters: list[torch.Tensor]
-    grads: dict[str, torch.Tensor]
-
-    def are_of(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> bool:
-        """Whether they are the gradients of these parameters, in this buffer."""
-        return _same(parameters, self.parameters) and self.buffer.is_set_to(buffer)
-
-
 @dataclass
 class _Arrived:
-    """A bucket of DDP, and its gradients by name: views in the layouts of their parameters."""
+    """A bucket of DDP in a step.
+
+    Attributes:
+        buffer: its elements; or one sparse gradient, which travels as it is.
+        plan: of its gradients; the name of a sparse one.
+        copies: of gradients on a GPU that go through the host.
+        work: the all-reduce of a sparse gradient.
+    """
 
     future: torch.futures.Future[torch.Tensor]
-    number: int
     buffer: torch.Tensor
-    grads: dict[str, torch.Tensor]
+    plan: BucketPlan | str
     copies: HostCopies | None = None
-    """Of gradients on a GPU that go through the host."""
     work: Any = None
-    """The all-reduce of a sparse gradient."""
-
-    @property
-    def sparse(self) -> bool:
-        """Whether it is one sparse gradient, which travels as it is."""
-        return self.buffer.layout != torch.strided
 
     def values(self) -> torch.Tensor:
         """All elements."""
-        return self.buffer.coalesce().values() if self.sparse else self.buffer
+        return self.buffer.coalesce().values() if isinstance(self.plan, str) else self.buffer
 
 
 class DDPCompression(Closing, ScalerControls):
@@ -187,12 +172,11 @@ class DDPCompression(Closing, ScalerControls):
         self._gloo: GlooEngine | None = None
         self._unused: UnusedParameters | None = None
         self._arrived: list[_Arrived] = []
-        self._views: dict[int, _Views] = {}
         self._plans: dict[int, BucketPlan] = {}
         self._floats = FloatCopies()
-        self._together: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+        self._together: dict[torch.dtype, list[DenseRequest]] = {}
         self._together_bytes = 0
-        self._sums: dict[str, TogetherSum] = {}
+        self._sums: dict[str, _Together] = {}
         self._beside = False  # a thread encodes the gradients of this step
 
     def __getstate__(self) -> dict[str, Any]:
@@ -292,7 +276,7 @@ class DDPCompression(Closing, ScalerControls):
             self._beside = self._has_thread and self.pipeline.stats.profile is None
         arrived = self._take(bucket)
         self._arrived.append(arrived)
-        if self._unused is not None and not arrived.sparse:
+        if self._unused is not None and isinstance(arrived.plan, BucketPlan):
             parameters = {
                 self._model.name(parameter): parameter for parameter in bucket.parameters()
             }
@@ -335,13 +319,13 @@ class DDPCompression(Closing, ScalerControls):
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         parameters = bucket.parameters()
         if buffer.layout != torch.strided:
-            names = map(self._model.name, parameters)
-            return _Arrived(future, bucket.index(), buffer, dict.fromkeys(names, buffer))
-        known = self._views.get(bucket.index())
-        if known is None or not known.are_of(buffer, parameters):
-            known = _Views(buffer, parameters, self._views_of(bucket, buffer))
-            self._views[bucket.index()] = known
-        return _Arrived(future, bucket.index(), buffer, known.grads)
+            (parameter,) = parameters
+            return _Arrived(future, buffer, self._model.name(parameter))
+        plan = self._plans.get(bucket.index())
+        if plan is None or not plan.are_of(buffer, parameters):
+            plan = BucketPlan(buffer, parameters, self._views_of(bucket, buffer))
+            self._plans[bucket.index()] = plan
+        return _Arrived(future, buffer, plan)
 
     def _views_of(self, bucket: GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The gradients of a bucket, by name; complex ones as pairs of real numbers."""
@@ -370,87 +354,79 @@ class DDPCompression(Closing, ScalerControls):
 
     def _start(self, arrived: _Arrived) -> None:
         """Start the exchanges of a bucket's gradients; those on a GPU follow with `_release`."""
-        if arrived.sparse:
-            self._start_sparse(arrived)
+        plan = arrived.plan
+        if isinstance(plan, str):
+            self._start_sparse(arrived, plan)
             return
-        device = self._devices.of(arrived.buffer.device)
-        plan = self._plan(arrived, device)
-        if device is not None or arrived.buffer.device.type != "cpu":
-            self._launch(arrived, device, plan)
+        place = arrived.buffer.device
+        device = self._devices.of(place)
+        if not plan.holds(self._collector.routes):
+            self._make(plan, place, device)
+        if device is not None or place.type != "cpu":
+            self._launch(arrived, plan, device)
             return
-        for names in plan.dense:
-            self._start_dense(plan, names, [plan.flat(name) for name in names])
-        for name, resolved in plan.collected.items():
-            self._collector.add(resolved, plan.floats(name), plan.nbytes[name], beside=self._beside)
+        for request in plan.dense:
+            self._start_dense(request, *request.on_host())
+        self._collector.add_all(plan.collected, plan.floats(), plan.nbytes, beside=self._beside)
 
-    def _plan(self, arrived: _Arrived, device: TensorDevice | None) -> BucketPlan:
-        """How a bucket's gradients travel in this step: as in the last one, unless something has changed."""
-        routes, grads = self._collector.routes, arrived.grads
-        plan = self._plans.get(arrived.number)
-        if plan is not None and plan.holds(routes, grads):
-            return plan
-        plan = self._plans[arrived.number] = BucketPlan(routes, grads)
-        on_host = device is None and arrived.buffer.device.type == "cpu"
-        dense = []
-        for name, grad in grads.items():
+    def _make(self, plan: BucketPlan, place: torch.device, device: TensorDevice | None) -> None:
+        """Plan how a bucket's gradients travel, in this step at least."""
+        plan.begin(self._collector.routes)
+        dense: list[str] = []
+        copied: set[str] = set()
+        for name, grad in plan.grads.items():
             resolved, route = self._route(name, grad)
             if route is Route.DENSE:
                 dense.append(name)
-            else:
-                plan.collected[name] = resolved
-            if on_host or (route is Route.DENSE and self._devices.direct is not None):
                 continue
-            if (
-                route is Route.DENSE
-                or device is None
-                or not self.pipeline.on_device(resolved, device)
-            ):
-                plan.copied[name] = grad
-            else:
+            plan.collected[name] = resolved
+            if device is not None and self.pipeline.on_device(resolved, device):
                 plan.there.append(name)
+            else:
+                copied.add(name)
         plan.add_dense(dense)
-        return plan
+        if device is not None or place.type != "cpu":
+            plan.copy(copied if self._devices.direct is not None else copied.union(dense))
 
     def _start_dense(
         self,
-        plan: BucketPlan,
-        names: list[str],
-        grads: Sequence[FloatArray],
+        request: DenseRequest,
+        pieces: Sequence[FloatArray],
+        results: list[FloatArray | None],
         arrives: Callable[[], None] | None = None,
     ) -> None:
         """Start one all-reduce of gradients that travel uncompressed, in their own dtype."""
-        self.pipeline.count_dense({name: plan.nbytes[name] for name in names})
-        first, label = names[0], _label(names)
-        self._driver.start(first, dense_round(label, grads, arrives), names, beside=self._beside)
+        self.pipeline.count_dense(request.sizes)
+        names = list(request.sizes)
+        round_ = dense_round(request.label, pieces, results, arrives)
+        self._driver.start(names[0], round_, names, beside=self._beside)
 
-    def _start_sparse(self, arrived: _Arrived) -> None:
+    def _start_sparse(self, arrived: _Arrived, name: str) -> None:
         """Start the all-reduce of a sparse gradient in the model's group, as DDP does without a hook."""
-        ((name, grad),) = arrived.grads.items()
+        grad = arrived.buffer
         self._route(name, grad)
         self.pipeline.count_dense({name: grad._values().nbytes + grad._indices().nbytes})
         world = self._model.world
         grad.div_(world.size())
         arrived.work = keep(dist.all_reduce(grad, group=world, async_op=True))
 
-    def _add_together(self, arrived: _Arrived, plan: BucketPlan, names: Sequence[str]) -> None:
+    def _add_together(self, plan: BucketPlan, request: DenseRequest) -> None:
         """Let gradients be all-reduced on their device, together with those of other buckets."""
-        together = self._together.setdefault(arrived.buffer.dtype, {})
-        for name in names:
-            together[name] = arrived.grads[name]
-            self._together_bytes += plan.nbytes[name]
+        self._together.setdefault(plan.dtype, []).append(request)
+        self._together_bytes += request.nbytes
         if self._together_bytes >= FUSED_BYTES:
             self._start_together()
 
     def _start_together(self) -> None:
         """Start the all-reduces on the device, one for each dtype."""
-        for grads in self._together.values():
-            names, tensors = list(grads), list(grads.values())
-            label = _label(names)
+        for requests in self._together.values():
+            label = label_of([name for request in requests for name in request.sizes])
             known = self._sums.get(label)
-            if known is None or not _same(known.tensors, tensors):
-                known = self._sums[label] = TogetherSum(tensors)
-            self.pipeline.count_dense(dict(zip(names, known.nbytes, strict=True)))
-            self._driver.start(names[0], known.round(label), names, beside=self._beside)
+            if known is None or not same(known.requests, requests):
+                known = self._sums[label] = _Together(requests)
+            self.pipeline.count_dense(known.sizes)
+            names = list(known.sizes)
+            self._driver.start(names[0], known.sum.round(label), names, beside=self._beside)
         self._together.clear()
         self._together_bytes = 0
 
@@ -464,30 +440,33 @@ class DDPCompression(Closing, ScalerControls):
         )
         return resolved, self._collector.route(resolved, sums_dtype=summable)
 
-    def _launch(self, arrived: _Arrived, device: TensorDevice | None, plan: BucketPlan) -> None:
+    def _launch(self, arrived: _Arrived, plan: BucketPlan, device: TensorDevice | None) -> None:
         """Start the work of a GPU on a bucket: kernels, and copies of the other gradients.
 
         Rounds start in the same order as on ranks without a GPU.
         """
-        copies = arrived.copies = HostCopies(plan.copied)
-        for names in plan.dense:
+        copies = arrived.copies = plan.copies()
+        for request in plan.dense:
             if self._devices.direct is not None:
-                self._add_together(arrived, plan, names)
-            else:
-                grads = [copies.arrays[name].numpy() for name in names]
-                self._start_dense(plan, names, grads, copies.wait)
+                self._add_together(plan, request)
+                continue
+            assert copies is not None  # of these gradients, too
+            pieces = [copies.part(*each).numpy() for each in request.ranges]
+            self._start_dense(request, pieces, request.in_place, copies.wait)
         arrays: Mapping[str, FloatArray] = {}
         if plan.there:
             assert device is not None  # else all are copied
             arrays = plan.arrays(device, self._floats, beside=self._beside)
-        for name, resolved in plan.collected.items():
-            nbytes = plan.nbytes[name]
-            if name in arrays:
-                self._collector.add(resolved, arrays[name], nbytes, beside=self._beside)
-            else:
-                floats, arrives = copies.floats(name)
-                shaped = floats.numpy().reshape(resolved.key.shape)
-                self._collector.add(resolved, shaped, nbytes, arrives, self._beside)
+        grads, arrives = arrays, {}
+        if copies is not None and len(arrays) < len(plan.collected):
+            grads = {}
+            for name, resolved in plan.collected.items():
+                if name in arrays:
+                    grads[name] = arrays[name]
+                else:
+                    floats, arrives[name] = copies.floats(name)
+                    grads[name] = floats.numpy().reshape(resolved.key.shape)
+        self._collector.add_all(plan.collected, grads.values(), plan.nbytes, arrives, self._beside)
 
     def _finish(self, gloo: GlooEngine) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
@@ -495,41 +474,20 @@ class DDPCompression(Closing, ScalerControls):
         if self._unused is not None:
             self.stats.count("allreduce", self._unused.nbytes)
             self._unused.ask(self._driver)
-        names = [name for arrived in self._arrived if not arrived.sparse for name in arrived.grads]
+        plans = [arrived.plan for arrived in self._arrived]
+        names = [name for plan in plans if isinstance(plan, BucketPlan) for name in plan.grads]
         averages = iter(self._collector.averages(names))
-        for arrived in self._arrived:
-            if arrived.sparse:
-                with gloo.answered(next(iter(arrived.grads))):
+        for arrived, plan in zip(self._arrived, plans, strict=True):
+            if isinstance(plan, BucketPlan):
+                plan.give(list(islice(averages, len(plan.grads))), arrived.copies)
+            else:
+                with gloo.answered(plan):
                     arrived.work.wait()
-                arrived.future.set_result(arrived.buffer)
-                continue
-            self._give(arrived, list(islice(averages, len(arrived.grads))))
             arrived.future.set_result(arrived.buffer)
         if self._unused is not None:
             self.pipeline.last_step.put_back(self._unused.dropped(self._driver))
         self._arrived.clear()
         self._collector.end_step()
-
-    def _give(self, arrived: _Arrived, averages: list[Any]) -> None:
-        """Replace the gradients of a bucket by their averages, where these are not in place already."""
-        plan = self._plans[arrived.number]
-        if not _same(averages, plan.averages):
-            plan.averages, plan.apart = averages, []
-            for (name, grad), average in zip(arrived.grads.items(), averages, strict=True):
-                there = average.tensor if isinstance(average, TensorArray) else average
-                if isinstance(there, torch.Tensor):
-                    if there.data_ptr() != grad.data_ptr():
-                        plan.apart.append((grad, there.view(grad.shape)))
-                    continue
-                plan.averages = []  # those of the host are other objects in each step
-                result = torch.from_numpy(average)
-                to = grad if arrived.copies is None else arrived.copies.arrays[name]
-                if result.data_ptr() != to.data_ptr():
-                    to.copy_(result.view(to.shape))
-        if plan.apart:
-            foreach_copy_([grad for grad, _ in plan.apart], [there for _, there in plan.apart])
-        if arrived.copies is not None:
-            arrived.copies.give_back(arrived.grads)
 
     def _check_complete(self) -> None:
         if self._arrived:
@@ -538,14 +496,17 @@ class DDPCompression(Closing, ScalerControls):
             )
 
 
-def _same(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Whether they are the same objects."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+class _Together:
+    """Gradients that are all-reduced together on their device, of one or several buckets.
 
+    Attributes:
+        sizes: in bytes, by name.
+    """
 
-def _label(names: Sequence[str]) -> str:
-    """The name of a request of several gradients."""
-    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
+    def __init__(self, requests: list[DenseRequest]) -> None:
+        self.requests = requests
+        self.sizes = {name: size for request in requests for name, size in request.sizes.items()}
+        self.sum = TogetherSum([grad for request in requests for grad in request.grads])
 
 
 def _check_uncompressed(resolved: Resolved, kind: str) -> None:

@@ -237,7 +237,10 @@ class Residual:
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient with its residual, which encoding updates."""
-        residual = array_of(self._residuals, key, "residual", device_of(grad))
+        residual = self._residuals.get(key.name)
+        device = device_of(grad)
+        if residual is None or residual.size != key.numel or device_of(residual) is not device:
+            residual = array_of(self._residuals, key, "residual", device)
         return Source(grad.reshape(-1), residual, self._weight(key), self._gamma(grad, key))
 
     def sent(self, key: TensorKey) -> None:
@@ -271,8 +274,9 @@ class Residual:
     def _weight(self, key: TensorKey) -> float:
         """The weight of the residual in the corrected gradient; keeps the part that waits."""
         beta = self._beta(key)
-        if self.average:
-            self._waiting[key.name] = self._residuals[key.name].copy(), beta * self.average
+        if not self.average:
+            return beta
+        self._waiting[key.name] = self._residuals[key.name].copy(), beta * self.average
         return beta * (1.0 - self.average)
 
     def _beta(self, key: TensorKey) -> float:

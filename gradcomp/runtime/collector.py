@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -81,7 +90,7 @@ class Collector:
         self._resolve_all()
         self._group()
         self._routes: int | None = None
-        self._waiting: dict[tuple[str, ...], _Waiting] = {}
+        self._waiting: dict[str, _Waiting] = {}  # by a bucket's first name
         self._measured: dict[PolicyGroup, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
         self._replicas = ReplicaDigests(pipeline.config.check_replicas_every, parameters)
@@ -93,7 +102,7 @@ class Collector:
     def _group(self) -> None:
         self._buckets = self._pipeline.buckets(self._resolved)
         self._bucket_of = {name: names for names in self._buckets for name in names}
-        self._places = {names: place for place, names in enumerate(self._buckets)}
+        self._places = {names[0]: place for place, names in enumerate(self._buckets)}
 
     def begin_step(self, names: Collection[str] | None = None) -> tuple[Decision, ...]:
         """Begin a step, before any of its gradients is averaged; every rank must call it.
@@ -268,23 +277,39 @@ class Collector:
             ProtocolError: the tensor was added in this step already.
         """
         name = resolved.key.name
-        if name in self._of_this_step:
-            raise came_twice(name)
-        self._of_this_step.add(name)
-        self._resolved[name] = resolved
-        if resolved.group is not None and resolved.group in self._pipeline.policy.measured:
-            group = self._measured.setdefault(resolved.group, {})
-            arriving = [] if arrives is None else [arrives]
-            group[name] = _Waiting({name: grad}, dense_bytes, arriving)
-            return
-        bucket = self._bucket_of.get(name, (name,))
-        waiting = self._waiting.setdefault(bucket, _Waiting())
-        waiting.grads[name] = grad
-        waiting.dense_bytes += dense_bytes
-        if arrives is not None:
-            waiting.arriving.append(arrives)
-        if len(waiting.grads) == len(bucket):
-            self._start(bucket, beside)
+        arriving = {} if arrives is None else {name: arrives}
+        self.add_all({name: resolved}, [grad], {name: dense_bytes}, arriving, beside)
+
+    def add_all(
+        self,
+        tensors: Mapping[str, Resolved],
+        grads: Iterable[FloatArray],
+        dense_bytes: Mapping[str, int],
+        arrives: Mapping[str, Callable[[], None]] = MappingProxyType({}),
+        beside: bool = False,
+    ) -> None:
+        """As `add`, of several gradients: those of ``tensors``, in their order; the rest by name."""
+        measured = self._pipeline.policy.measured
+        of_this_step, buckets = self._of_this_step, self._bucket_of
+        for (name, resolved), grad in zip(tensors.items(), grads, strict=True):
+            if name in of_this_step:
+                raise came_twice(name)
+            of_this_step.add(name)
+            self._resolved[name] = resolved
+            group = resolved.group
+            if group is not None and group in measured:
+                waiting = self._measured.setdefault(group, {})[name] = _Waiting()
+                bucket: tuple[str, ...] = ()
+            else:
+                bucket = buckets.get(name) or (name,)
+                waiting = self._waiting.get(bucket[0]) or _Waiting()
+                self._waiting[bucket[0]] = waiting
+            waiting.grads[name] = grad
+            waiting.dense_bytes += dense_bytes[name]
+            if name in arrives:
+                waiting.arriving.append(arrives[name])
+            if len(waiting.grads) == len(bucket):
+                self._start(bucket, beside)
 
     def settle(self) -> None:
         """Wait until all rounds that begin ``beside`` have begun; raises their errors."""
@@ -310,7 +335,7 @@ class Collector:
             self.check()
             # Incomplete buckets: some of their parameters have no gradient in this step.
             for bucket in self._buckets if self._waiting else ():
-                if bucket in self._waiting:
+                if bucket[0] in self._waiting:
                     self._start(bucket)
             if self._measured:
                 self._measure()
@@ -346,7 +371,7 @@ class Collector:
             self._driver.run(_barrier())
             began = self._clock()
             for bucket in self._pipeline.buckets(resolved):
-                self._waiting[bucket] = _Waiting(
+                self._waiting[bucket[0]] = _Waiting(
                     {name: waiting[name].grads[name] for name in bucket},
                     sum(waiting[name].dense_bytes for name in bucket),
                 )
@@ -356,7 +381,7 @@ class Collector:
         self._measured.clear()
 
     def _start(self, bucket: tuple[str, ...], beside: bool = False) -> None:
-        waiting = self._waiting.pop(bucket)
+        waiting = self._waiting.pop(bucket[0])
         # In the bucket's order, which is the same on every rank; the order of arrival may differ.
         # A tensor with a step that lags behind may have an aggregator of another bucket in this step.
         parts: dict[Hashable, dict[str, FloatArray]] = {}
@@ -380,7 +405,7 @@ class Collector:
             arriving = waiting.arriving
             round_ = _after(arriving, label, begin) if arriving else begin()
             dense_bytes = 0  # counted with the first part
-            place = self._places.get(bucket, len(self._places))
+            place = self._places.get(bucket[0], len(self._places))
             self._driver.start(label, round_, list(grads), place, beside)
 
 

@@ -238,7 +238,8 @@ def _replies(outcomes: Sequence[Request | _Ended[Any]], ranks_per_node: int) -> 
 def _of_group(outcomes: Sequence[Request | _Ended[Any]]) -> list[Any]:
     arrays = [outcome.array for outcome in outcomes if isinstance(outcome, AllReduce)]
     if arrays:
-        return [_average(arrays) for _ in outcomes]
+        average = _average(arrays)  # once: numpy adds float16 slowly
+        return [average, *(average.copy() for _ in outcomes[1:])]
     parts = [_parts(outcome) for outcome in outcomes if isinstance(outcome, AllToAll)]
     if parts:
         return [list(of_rank) for of_rank in zip(*parts, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -295,7 +295,7 @@ class Pipeline:
         begin = partial(self._round, resolved)
         if resolved.cut:
             self._state.begin_copies([name])
-            self._count(name)
+            self._count([name])
             inner = round_of_pieces(resolved.key, grad, out, begin)
         else:
             inner = begin(resolved.key, grad, out)
@@ -304,9 +304,9 @@ class Pipeline:
     def _round(self, chosen: Resolved, key: TensorKey, grad: FloatArray, out: FloatArray) -> Round:
         """The round of a tensor or of a piece."""
         chosen = replace(chosen, key=key)
-        (begun,) = self._state.begin([chosen], [grad])
-        whole = self._state.hand_over(chosen, begun)
-        return chosen.aggregator.round(whole, key, self._count(key.name), out)
+        (whole,) = self._state.begin([chosen], [grad])
+        (step,) = self._count([key.name])
+        return chosen.aggregator.round(whole, key, step, out)
 
     def bucket_round(
         self,
@@ -344,17 +344,15 @@ class Pipeline:
             if resolved[label].bucket_aggregator is None:
                 return _listed(self.round(label, grad, dense_bytes, resolved[label], overwrite))
         members: list[Member] = []
-        decisions = [resolved[name] for name in grads]
-        begun = self._state.begin(decisions, list(grads.values()))
-        for (name, grad), decision, sent in zip(grads.items(), decisions, begun, strict=True):
-            aggregator = decision.bucket_aggregator
-            if aggregator is None or (
-                members and aggregator.bucket != members[0].aggregator.bucket
-            ):
-                raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
-            whole = self._state.hand_over(decision, sent)
+        decisions, arrays = [resolved[name] for name in grads], list(grads.values())
+        begun, steps = self._state.begin(decisions, arrays), self._count(grads)
+        for grad, decision, sent, step in zip(arrays, decisions, begun, steps, strict=True):
+            aggregator, key = decision.bucket_aggregator, decision.key
+            kind = members[0].aggregator.bucket if members else None
+            if aggregator is None or (members and aggregator.bucket != kind):
+                raise ValueError(f"'{key.name}' is not of this bucket: average it by itself")
             out = grad.reshape(-1) if overwrite else _room_beside(grad)
-            members.append(Member(aggregator, whole, decision.key, self._count(name), out))
+            members.append(Member(aggregator, sent, key, step, out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         if not isinstance(members[0].aggregator, Alone):
@@ -364,16 +362,16 @@ class Pipeline:
 
     def count_dense(self, sizes: Mapping[str, int]) -> None:
         """Count tensors that an engine averages itself, as `sends_dense` or `waits_dense` allow: bytes by name."""
-        self._state.go_dense(sizes)
-        for name in sizes:
-            self._count(name)
+        self._state.go_dense(sizes.keys())
+        self._count(sizes)
         self.stats.count_dense(sum(sizes.values()))
 
-    def _count(self, name: str) -> int:
-        """Count one more average of a tensor; returns the number of earlier averages."""
-        step = self._state.count(name)
-        self.stats.count_average(step)
-        return step
+    def _count(self, names: Collection[str]) -> list[int]:
+        """Count one more average of tensors; returns the numbers of earlier averages."""
+        steps = self._state.count(names)
+        for step in dict.fromkeys(steps):
+            self.stats.count_average(step)
+        return steps
 
     def state_dict(self) -> State:
         """This rank's state, with copies of its arrays; `State` lists the keys."""

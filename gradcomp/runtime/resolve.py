@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gradcomp.codec.codec import get_codec
@@ -72,6 +72,12 @@ class Resolved:
         """The aggregator, if tensors may share its rounds."""
         shares = isinstance(self.aggregator, BucketAggregator) and not self.cut
         return self.aggregator if shares else None  # type: ignore[return-value]
+
+    @cached_property
+    def reset_every(self) -> Any:
+        """Number of steps after which the residual is dropped; 0: never."""
+        memory = self.spec.memory
+        return 0 if memory is None else memory.params.get("reset_every", 0)
 
     @cached_property
     def cut(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from gradcomp.adapter_api import ByteArray, FloatArray
 from gradcomp.device_api import FactorDevice, PeerDevice, PeerItem, ProductItem, SettleItem
 from gradcomp.errors import ProtocolError
 from gradcomp_torch.device_messages import DeviceMessage
-from gradcomp_torch.devices import array_of, convert, tensor_of
+from gradcomp_torch.devices import Halves, array_of, convert, halves_of, tensor_of
 from gradcomp_torch.gpu import codecs
 from gradcomp_torch.gpu.add import Form
 from gradcomp_torch.gpu.device import TorchDevice, kind_of, to_launch
@@ -25,8 +27,11 @@ from gradcomp_torch.gpu.peer_sums import KeptForm, PeerTensor, Place, peer_form_
 
 __all__ = ["DirectDevice"]
 
+_LASTING = attrgetter("codec", "grad", "residual", "beta", "gamma", "correction")
+"""What launches without random numbers depend on, of a tensor."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class _Messages(DeviceMessage):
     """This rank's messages, one after the other.
 
@@ -38,27 +43,59 @@ class _Messages(DeviceMessage):
     layouts: list[Layout]
     receivers: dict[int | str, Receiver]
 
-    @property
+    @cached_property
     def splits(self) -> list[int]:
         """Size of each message in bytes."""
         return [layout.size for layout in self.layouts]
 
-    @property
+    @cached_property
     def numbers(self) -> DeviceMessage:
         """The payloads of a message of float16."""
         return DeviceMessage(self.data[HEADER:].view(torch.float16), self.staging)
 
 
-@dataclass(frozen=True)
 class _Exchange:
-    """Memory and launches of an exchange, for tensors with these codecs, sizes and kinds of error feedback."""
+    """Memory and launches of an exchange, for tensors with these codecs, sizes and kinds of error feedback.
 
-    kinds: object
-    sender: Sender
-    receivers: dict[int | str, Receiver]
+    Attributes:
+        messages: of the last step; None before the first launch.
+        memory: of its tensors; one view for each piece.
+    """
+
+    def __init__(self, kinds: object, sender: Sender) -> None:
+        self.kinds = kinds
+        self.sender = sender
+        self.receivers: dict[int | str, Receiver] = {}
+        self.messages: _Messages | None = None
+        self.memory: list[torch.Tensor] = []
+        self._given: object = None
+        self._halves: list[Halves] = []
+        self._waited: list[bool] = []
+
+    def repeats(self, given: object) -> bool:
+        """Whether a step's tensors are where those of the last one were, so that its launches can be made again."""
+        return given == self._given and [each.waits for each in self._halves] == self._waited
+
+    def keep(self, given: object, tensors: Sequence[EncodeItem]) -> None:
+        """Keep a step's tensors, before their launches.
+
+        Args:
+            given: all that must be equal in another step. It is not enough for random numbers, for events of
+                gradients, and for gradients that are converted first.
+        """
+        grads = [array_of(tensor.grad) for tensor in tensors]
+        lasts = not any(self.sender.seeded) and all(
+            array.computed is None and (tensor.residual is not None or not array.converts)
+            for array, tensor in zip(grads, tensors, strict=True)
+        )
+        self._given = given if lasts else None
+        self._halves = halves_of(grads)
+        self._waited = [each.waits for each in self._halves]
+        views = chain.from_iterable(array.memory for array in grads)
+        self.memory = list({view.untyped_storage().data_ptr(): view for view in views}.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Factors(DeviceMessage):
     """This rank's products of matrices."""
 
@@ -89,15 +126,21 @@ class DirectDevice(TorchDevice):
         """See `PeerDevice`."""
         self._raise_found(name)
         self._forget_unused(name)
+        tensors = list(chain.from_iterable(groups))
+        given = size, list(map(len, groups)), list(map(_LASTING, tensors))
+        exchange = self._exchanges.get(name)
+        if exchange is not None and exchange.messages is not None and exchange.repeats(given):
+            with self._staging.beside(exchange.memory):
+                exchange.sender.launch_again()
+            return exchange.messages
         kinds = (
             size,
             [[(kind_of(tensor), tensor.grad.size) for tensor in group] for group in groups],
         )
-        exchange = self._exchanges.get(name)
         if exchange is None or exchange.kinds != kinds:
-            exchange = _Exchange(kinds, self._sender(groups, size), {})
+            exchange = _Exchange(kinds, self._sender(groups, size))
             self._exchanges[name] = exchange
-        tensors = list(chain.from_iterable(groups))
+        exchange.keep(given, tensors)
         sender = exchange.sender
         with self._beside(tensors):
             sender.launch(
@@ -106,7 +149,10 @@ class DirectDevice(TorchDevice):
                     for tensor, seeded in zip(tensors, sender.seeded, strict=True)
                 ]
             )
-        return _Messages(sender.data, self._staging, name, sender.layouts, exchange.receivers)
+        exchange.messages = _Messages(
+            sender.data, self._staging, name, sender.layouts, exchange.receivers
+        )
+        return exchange.messages
 
     def _forget_unused(self, name: str) -> None:
         """Free the memory of exchanges that the last step did not have, such as those before a change of
@@ -137,6 +183,9 @@ class DirectDevice(TorchDevice):
         exact: int | None = None,
     ) -> None:
         """See `PeerDevice`."""
+        given = tensors, messages, weight, exact
+        if self._receive_again(own_messages, group, given, tensors if exact is None else ()):
+            return
         layout = own_messages.layouts[group]
         count = len(messages)
         if exact is None:
@@ -149,12 +198,15 @@ class DirectDevice(TorchDevice):
                 if first < end:
                     forms = _forms(some, layout.places)
                     sums.append(SumItem(forms, (first, end), weight, begun=True))
-        self._receive(own_messages, group, sums, messages, [layout.header] * count)
+        self._receive(own_messages, group, given, sums, messages, [layout.header] * count)
 
     def decode_messages(
         self, own_messages: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
     ) -> None:
         """See `PeerDevice`."""
+        given = groups, messages
+        if self._receive_again(own_messages, "decoded", given, chain.from_iterable(groups)):
+            return
         _discard(chain.from_iterable(groups))
         parts = [
             SumItem(_forms(tensors, layout.places), (number, number + 1), None)
@@ -163,17 +215,20 @@ class DirectDevice(TorchDevice):
             )
         ]
         headers = [layout.header for layout in own_messages.layouts]
-        self._receive(own_messages, "decoded", parts, messages, headers)
+        self._receive(own_messages, "decoded", given, parts, messages, headers)
 
     def decode_numbers(
         self, own_messages: Any, tensors: Sequence[PeerItem], numbers: object
     ) -> None:
         """See `PeerDevice`."""
+        given = tensors, numbers
+        if self._receive_again(own_messages, "numbers", given, tensors):
+            return
         (layout,) = own_messages.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
         _discard(tensors)
         part = SumItem(_forms(tensors, places), (0, 1), None)
-        self._receive(own_messages, "numbers", [part], [numbers], [])
+        self._receive(own_messages, "numbers", given, [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """See `PeerDevice`."""
@@ -212,10 +267,35 @@ class DirectDevice(TorchDevice):
         """See `FactorDevice`."""
         own_products.exchange.settle(_data(average), matrices, of_average=of_average)
 
+    def _receive_again(
+        self, own_messages: _Messages, key: int | str, given: object, outputs: Iterable[PeerItem]
+    ) -> bool:
+        """Make the launches of the last step again, if tensors and messages are where they were then.
+
+        Args:
+            outputs: those of the tensors whose former elements do not count.
+
+        Returns:
+            Whether they are.
+        """
+        receiver = own_messages.receivers.get(key)
+        if receiver is None or receiver.given != given:
+            return False
+        _discard(outputs)
+        receiver.launch_again()
+        self._check_later(own_messages, receiver)
+        return True
+
+    def _check_later(self, own_messages: _Messages, receiver: Receiver) -> None:
+        """Let the next step with messages of this name see what the receiver has found."""
+        if receiver.checks:
+            self._checked.setdefault(own_messages.name, []).append(receiver)
+
     def _receive(
         self,
         own_messages: _Messages,
         key: int | str,
+        given: object,
         sums: Sequence[SumItem],
         messages: Sequence[object],
         headers: Sequence[torch.Tensor],
@@ -225,8 +305,8 @@ class DirectDevice(TorchDevice):
             receiver = own_messages.receivers[key] = Receiver(len(messages), self._device)
         received = [_data(message).view(torch.uint8) for message in messages]
         receiver.launch(sums, received, headers)
-        if headers:
-            self._checked.setdefault(own_messages.name, []).append(receiver)
+        receiver.given = given
+        self._check_later(own_messages, receiver)
 
     def _raise_found(self, name: str) -> None:
         """Read what was found in the messages of this name in the last step.

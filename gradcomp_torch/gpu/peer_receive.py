@@ -42,6 +42,9 @@ class Receiver:
 
     Args:
         count: of messages.
+
+    Attributes:
+        given: what the caller has summed up last, to compare.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -53,7 +56,10 @@ class Receiver:
         self._compared: list[tuple[int, int]] = []
         self._additions: dict[tuple[int, Form | KeptForm], PeerSums] = {}
         self._replayed = Replayed(device)
+        self._headers = 0
+        self._prepared: list[tuple[PeerSums, torch.Tensor]] = []
         self._done: torch.Event | None = None
+        self.given: object = None
 
     def launch(
         self,
@@ -69,20 +75,31 @@ class Receiver:
         """
         with current(self._device):
             self._compare(messages, headers)
-            additions = [
-                self._prepared(number, form, tensors, messages, item)
+            self._headers = len(headers)
+            self._prepared = [
+                self._prepare(number, form, tensors, messages, item)
                 for number, item in enumerate(sums)
                 for form, tensors in item.forms.items()
             ]
-            key = (len(headers), *(addition.version for addition, _ in additions))
-            self._replayed.run(key, lambda: self._launch(len(headers), additions))
+        self.launch_again()
+
+    def launch_again(self) -> None:
+        """As the last `launch`, of tensors and messages in the same memory."""
+        key = (self._headers, *(addition.version for addition, _ in self._prepared))
+        with current(self._device):
+            self._replayed.run(key, self._launch)
             self._done = computed_by_now(self._device)
+
+    @property
+    def checks(self) -> bool:
+        """Whether the last messages had headers."""
+        return self._headers > 0
 
     def damaged(self) -> list[int]:
         """Wait for the last launch; the numbers of messages that were damaged."""
         if self._done is not None:
             self._done.synchronize()
-        return self._flags.nonzero()[0].tolist()
+        return self._flags.nonzero()[0].tolist() if self._flags.any() else []
 
     def _compare(self, messages: Sequence[torch.Tensor], headers: Sequence[torch.Tensor]) -> None:
         """Tell the kernel where messages and the headers are that they should have."""
@@ -94,7 +111,7 @@ class Receiver:
             self._pointers.copy_(upload(np.array(pointers, np.int64), self._device))
             self._compared = pointers
 
-    def _prepared(
+    def _prepare(
         self,
         number: int,
         form: Form | KeptForm,
@@ -111,14 +128,10 @@ class Receiver:
         addition.prepare(tensors, messages[first:end], 1.0 if item.weight is None else item.weight)
         return addition, self._damaged[first:end]
 
-    def _launch(
-        self,
-        headers: int,
-        additions: Sequence[tuple[PeerSums, torch.Tensor]],
-    ) -> None:
-        if headers:
-            compare_headers_kernel[(headers,)](self._pointers, self._damaged, **EXACT)
-        for addition, damaged in additions:
+    def _launch(self) -> None:
+        if self._headers:
+            compare_headers_kernel[(self._headers,)](self._pointers, self._damaged, **EXACT)
+        for addition, damaged in self._prepared:
             addition.launch(damaged)
-        if headers:
+        if self._headers:
             self._found.copy_(self._damaged, non_blocking=True)

@@ -89,6 +89,7 @@ class Sender:
         self._filling = torch.zeros(VECTOR_BYTES, dtype=torch.uint8, device=device)
         self._least = size
         self._replayed = Replayed(device)
+        self._modes: Sequence[Mode] = ()
         self.data = self._filling[:0]
         self.layouts: list[Layout] = []
 
@@ -99,7 +100,13 @@ class Sender:
                 table.fill([tensors[place] for place in places], seeded=encoder.seeded)
                 for (_, places, encoder), table in self._parts
             )
+            self._modes = modes
             self._replayed.run(modes, lambda: self._launch(modes))
+
+    def launch_again(self) -> None:
+        """As the last `launch`, of tensors in the same memory with the same weights."""
+        with current(self._device):
+            self._replayed.run(self._modes, lambda: self._launch(self._modes))
 
     def _launch(self, modes: Sequence[Mode]) -> None:
         results: dict[int, PeerResult] = {}

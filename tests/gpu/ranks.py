@@ -79,6 +79,7 @@ def main() -> None:
     print(f"{compare_scattered()} steps compared, of a reduce-scatter")
     print(f"{compare_numbers()} sums compared, from device to device")
     print(f"{compare_halves()} steps compared, of gradients of 16 bits")
+    print(f"{compare_repeated()} steps compared, of gradients that stay where they are")
 
 
 def compare_direct() -> int:
@@ -196,9 +197,67 @@ def compare_numbers() -> int:
         to_decode = [
             PeerItem(tensor.codec, out, [0]) for tensor, out in zip(tensors, outs, strict=True)
         ]
-        device.decode_numbers(of_ranks[0], to_decode, numbers)
+        for _ in range(2):  # the second time with the launches of the first one
+            device.decode_numbers(of_ranks[0], to_decode, numbers)
         for out, wanted in zip(outs, expected, strict=True):
             assert device.to_host(out).tobytes() == wanted.tobytes()
+            compared += 1
+    return compared
+
+
+class _Staying:
+    """A device of gradients that are in the same memory in each step."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._device = DirectDevice(torch.device("cpu"))
+        self._dtype = dtype
+        self._copies = FloatCopies()
+        self._grads: dict[str, torch.Tensor] = {}
+        self._arrays: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def from_host(self, grad: np.ndarray) -> Any:
+        name = str(grad.shape)
+        new = torch.tensor(grad)
+        if name in self._grads:
+            self._grads[name].copy_(new)
+            self._copies.renew({name: self._grads[name]}, {name: self._arrays[name]})
+        else:
+            self._grads[name] = new.to(self._dtype)
+            self._arrays |= self._copies.arrays({name: self._grads[name]}, self._device)
+        return self._arrays[name]
+
+
+def compare_repeated() -> int:
+    """Launches are made again where a step's tensors and messages are those of the last one, and only there."""
+    uses = [
+        ["residual|topk(ratio=0.2)", "residual(lr=scale)|int8(bucket=64)", "residual|sign"],
+        ["topk(ratio=0.2)", "residual|qsgd(levels=7)", "residual|rotate|uniform(bits=4)"],
+    ]
+    compared = 0
+    for specs, dtype in product(uses, (torch.float32, torch.bfloat16)):
+        exchange = "gather" if dtype == torch.float32 else "sra"
+        rules = rules_of(dict(zip(SHAPES, specs, strict=True)), "{}")
+        config = configured(specs[0], rules=rules, exchange=exchange, device="direct")
+        there = [_Staying(dtype) for _ in range(RANKS)]
+        ranks, alone = ranks_of(config), ranks_of(config)
+        for step in range(4):
+            if step == 2:  # residuals are in other memory
+                for rank in ranks:
+                    rank.load_state_dict(rank.state_dict())
+            for rank in (*ranks, *alone):
+                rank.set_lr(0.05 if step == 3 else 0.1)
+            grads = {
+                name: [torch.tensor(grad).to(dtype).float().numpy() for grad in of_ranks]
+                for name, of_ranks in gradients(step).items()
+            }
+            found = average(ranks, there, grads, overwrite=True)
+            if found != average(alone, [HOST] * RANKS, grads):
+                raise AssertionError(f"{specs}, {dtype}: averages differ in step {step}")
+            if [residuals(one) for one in ranks] != [residuals(one) for one in alone]:
+                raise AssertionError(f"{specs}, {dtype}: states differ in step {step}")
             compared += 1
     return compared
 

@@ -18,6 +18,7 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
         "13 steps compared, of a reduce-scatter\n"
         "9 sums compared, from device to device\n"
         "18 steps compared, of gradients of 16 bits\n"
+        "16 steps compared, of gradients that stay where they are\n"
     )
 
 
@@ -27,6 +28,8 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
     [
         ("begun=item.begun", "begun=False", "sums differ in step 0"),
         ("foreach_zero_(residuals)", "pass", "residuals differ in step 0"),
+        ("given == self._given", "self._given", "averages differ in step 1"),
+        ("receiver.given != given", "False", "averages differ in step 1"),
     ],
 )
 def test_other_sums_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:

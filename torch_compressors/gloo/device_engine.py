@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -88,16 +87,16 @@ class TogetherSum:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
-        self.nbytes = [tensor.nbytes for tensor in tensors]
         self._staging = copies_of(tensors[0].device)
         if len(tensors) == 1 and tensors[0].is_contiguous():
-            self._flat = tensors[0].view(-1)
+            self._message: Any = DeviceMessage(tensors[0].view(-1), self._staging)
             self._parts = tensors
             return
         sizes = [tensor.numel() for tensor in tensors]
-        self._flat = tensors[0].new_empty(sum(sizes))
-        self._staging.share(self._flat)
-        parts = torch.split(self._flat, sizes)
+        flat = tensors[0].new_empty(sum(sizes))
+        self._staging.share(flat)
+        self._message = DeviceMessage(flat, self._staging)
+        parts = torch.split(flat, sizes)
         self._parts = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def round(self, label: str) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
@@ -109,25 +108,24 @@ class TogetherSum:
         with self._staging.beside(self.tensors):
             if self._parts is not self.tensors:
                 foreach_copy_(self._parts, self.tensors)
-            message: Any = DeviceMessage(self._flat, self._staging)
-        return self._sum(label, message)
+        return self._sum(label)
 
-    def _sum(self, label: str, message: Any) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
-        yield AllReduce(label, message)
+    def _sum(self, label: str) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
+        yield AllReduce(label, self._message)
         return self._parts
 
 
-@dataclass(frozen=True)
-class _Running:
+class _Running(NamedTuple):
     """A request that is under way.
 
     Attributes:
         reply: the sum; or the messages of all ranks, one after the other.
+        parts: the messages in it.
     """
 
     request: Request
-    message: DeviceMessage
     reply: torch.Tensor
+    parts: list[DeviceMessage]
     work: Any
 
 
@@ -146,7 +144,8 @@ class _DirectEngine:
     def __init__(self, host: GlooEngine, group: dist.ProcessGroup) -> None:
         self._host = host
         self._group = group
-        self._replies: dict[tuple[str, str], torch.Tensor] = {}
+        self._ranks = group.size()
+        self._replies: dict[tuple[str, str], tuple[torch.Tensor, list[DeviceMessage]]] = {}
 
     def start(self, request: Request) -> Any:
         """Start a request without waiting; see `GlooEngine.start`."""
@@ -155,7 +154,8 @@ class _DirectEngine:
             return self._host.start(request)
         self._host.check_open()
         self._host.lent.begin()
-        ranks = self._group.size()
+        ranks = self._ranks
+        parts = [message]
         with message.behind():
             if isinstance(request, AllReduce):
                 reply = message.data
@@ -166,20 +166,23 @@ class _DirectEngine:
             elif isinstance(request, AllToAll):
                 splits = list(request.splits)
                 size = splits[self._group.rank()]
-                reply = self._room(request, message, size * ranks)
+                reply, parts = self._room(request, message, size * ranks)
                 work = self._group.alltoall_base(reply, message.data, [size] * ranks, splits)
             else:
-                reply = self._room(request, message, message.data.numel() * ranks)
+                reply, parts = self._room(request, message, message.data.numel() * ranks)
                 work = gather_into(self._group, reply, message.data)
-        return _Running(request, message, reply, keep(work))
+        return _Running(request, reply, parts, keep(work))
 
-    def _room(self, request: Request, message: DeviceMessage, numel: int) -> torch.Tensor:
-        """Memory for a reply, the same in each step, so that what reads it can be replayed."""
+    def _room(
+        self, request: Request, message: DeviceMessage, numel: int
+    ) -> tuple[torch.Tensor, list[DeviceMessage]]:
+        """Memory for a reply and its parts, the same in each step, so that what reads it can be replayed."""
         key = (request.kind, request.name)
-        reply = self._replies.get(key)
-        if reply is None or reply.numel() != numel:
-            reply = self._replies[key] = message.data.new_empty(numel)
-        return reply
+        known = self._replies.get(key)
+        if known is None or known[0].numel() != numel:
+            reply = message.data.new_empty(numel)
+            known = self._replies[key] = reply, message.replies(reply, self._ranks)
+        return known
 
     def finish(self, handle: Any) -> Any:
         """Wait for a started request; for messages of devices, let the current stream wait.
@@ -188,20 +191,20 @@ class _DirectEngine:
         """
         if not isinstance(handle, _Running):
             return self._host.finish(handle)
-        request, message, reply, work = handle.request, handle.message, handle.reply, handle.work
-        work.wait()
+        request, reply = handle.request, handle.reply
+        handle.work.wait()
         self._host.lent.end()
         if reply.device.type != "cpu":
             # It is memory of the side stream, and this stream reads it.
             reply.record_stream(torch.accelerator.current_stream(reply.device))
-        ranks = self._group.size()
-        if isinstance(request, AllReduce):
-            factor = 1.0 / (ranks * AllReduce.headroom(reply.dtype, ranks))
-            # In float16 as the loopback does; a factor of bfloat16 would be wrong by up to 0.4 %.
-            half = reply.dtype == torch.float16
-            reply *= torch.tensor(factor, dtype=reply.dtype, device="cpu") if half else factor
-            return DeviceMessage(reply, message.staging)
-        return message.replies(reply, ranks)
+        if not isinstance(request, AllReduce):
+            return handle.parts
+        ranks = self._ranks
+        factor = 1.0 / (ranks * AllReduce.headroom(reply.dtype, ranks))
+        # In float16 as the loopback does; a factor of bfloat16 would be wrong by up to 0.4 %.
+        half = reply.dtype == torch.float16
+        reply *= torch.tensor(factor, dtype=reply.dtype, device="cpu") if half else factor
+        return handle.parts[0]
 
 
 def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ _ELEMENT, _TENSOR, _MESSAGE = 16, 2**10, 2**16
 _CONNECTION = r"(?i)gloo/|timed? ?out|connect|broken pipe|reset by peer|closed"
 
 
+_Results = TypeVar("_Results", bound=Sequence[Any])
+
+
 def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
     """Largest message of an honest rank, in bytes, for gradients of these numbers of elements.
 
@@ -50,25 +53,29 @@ def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
 
 
 def dense_round(
-    name: str, grads: Sequence[FloatArray], arrives: Callable[[], None] | None = None
-) -> Generator[AllReduce | Ready, Any, list[FloatArray]]:
+    name: str,
+    pieces: Sequence[FloatArray],
+    results: _Results,
+    arrives: Callable[[], None] | None = None,
+) -> Generator[AllReduce | Ready, Any, _Results]:
     """A round of gradients that travel uncompressed in one request; their averages overwrite them.
 
     Args:
-        grads: flat, of one dtype.
+        pieces: the gradients' memory: flat, of one dtype. A single one is not copied.
+        results: what the round returns, for each gradient.
         arrives: waits for elements that are on their way to the host; None: they are there.
     """
     if arrives is not None:
         yield Ready(name, arrives)
-    if len(grads) == 1:
-        average: FloatArray = yield AllReduce(name, grads[0], overwrite=True)
-        return [average]
-    average = yield AllReduce(name, np.concatenate(grads), overwrite=True)
+    together = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    average: FloatArray = yield AllReduce(name, together, overwrite=True)
+    if len(pieces) == 1 and np.may_share_memory(average, together):
+        return results
     begin = 0
-    for grad in grads:
-        np.copyto(grad, average[begin : begin + grad.size])
-        begin += grad.size
-    return list(grads)
+    for piece in pieces:
+        np.copyto(piece, average[begin : begin + piece.size])
+        begin += piece.size
+    return results
 
 
 class GlooEngine:

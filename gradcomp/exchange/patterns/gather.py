@@ -57,6 +57,8 @@ class Gather(BucketAggregator):
         self._rank = rank
         self.seed = rank_seed(seed, rank)
         self.averaging = averaging
+        self._learns = "learns" in codec.caps
+        self._seeded = "seeded" in codec.caps
         # With `whole_bucket` all tensors have to be in one place, and a device may not take each of them.
         self.on_devices = averaging == MEAN and "whole_bucket" not in codec.caps
         state = {} if state is None else state
@@ -78,8 +80,8 @@ class Gather(BucketAggregator):
             beta,
             gamma,
             correction,
-            _kept(self._carried, key, codec.carried),
-            self.basis(key),
+            _kept(self._carried, key, codec.carried) if codec.carried else None,
+            self.basis(key) if self._learns else None,
             room(key.numel) if keeps else None,
         )
 
@@ -89,14 +91,14 @@ class Gather(BucketAggregator):
 
     def streams(self, tensor_id: int, step: int, ranks: Iterable[int]) -> list[int]:
         """The keys of some ranks' random numbers for a tensor; zeros if the codec draws none."""
-        if "seeded" not in self.codec.caps:
+        if not self._seeded:
             return [0 for _ in ranks]
         seeds = [rank_seed(self._seed_of_job, rank) for rank in ranks]
         return [_core.derive_stream(seed, step, tensor_id) for seed in seeds]
 
     def basis(self, key: TensorKey) -> FloatArray | None:
         """The codec's state from earlier averages, flat; None if the codec does not learn."""
-        if "learns" not in self.codec.caps:  # saves a call of the core for most codecs
+        if not self._learns:  # saves a call of the core for most codecs
             return None
         return _kept(self._bases, key, self.codec.basis_size(key.shape))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -143,12 +143,6 @@ class RankState:
                 values[f"{kind} of {len(of_kind)} tensors"] = _digest_arrays(of_kind)
         return values
 
-    def count(self, name: str) -> int:
-        """Count one more average of a tensor; returns the number of earlier averages."""
-        step = self._rounds.get(name, 0)
-        self._rounds[name] = step + 1
-        return step
-
     def has_residual(self, resolved: Resolved) -> bool:
         """Whether a part of a tensor's gradients is still unsent."""
         residuals = self.arrays["residual"]
@@ -156,9 +150,15 @@ class RankState:
             return resolved.key.name in residuals
         return any(key.name in residuals for key in resolved.keys)
 
-    def go_dense(self, names: Iterable[str]) -> None:
+    def count(self, names: Collection[str]) -> list[int]:
+        """Count one more average of tensors; returns the numbers of earlier averages."""
+        rounds = self._rounds
+        steps = [rounds.get(name, 0) for name in names]
+        rounds.update(zip(names, [step + 1 for step in steps], strict=True))
+        return steps
+
+    def go_dense(self, names: Collection[str]) -> None:
         """Forget the arrays of tensors that travel dense, with nothing unsent."""
-        names = list(names)
         self.begin_copies(names)
         specs, dense = self._specs, DENSE_SPEC.canonical
         for name in names:
@@ -170,17 +170,31 @@ class RankState:
     def begin(
         self, resolved: Sequence[Resolved], grads: Sequence[FloatArray]
     ) -> Sequence[FloatArray]:
-        """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
+        """Begin a round: give tensors with another spec than in the last one the arrays of that one.
+
+        Returns:
+            The gradients as a step of mixed precision sends them; plus the residual of the last spec where the
+            present one keeps none.
+        """
         self.begin_copies(tensor.key.name for tensor in resolved)
-        samples = self.samples.every
-        for tensor, grad in zip(resolved, grads, strict=True):
-            memory = tensor.spec.memory
-            if memory is not None:
-                self._reset(tensor.key.name, memory.params.get("reset_every", 0))
-            step = self.step(tensor.key.name)
+        samples, rounds, specs = self.samples.every, self._rounds, self._specs
+        changed = []
+        for place, tensor in enumerate(resolved):
+            name = tensor.key.name
+            step = rounds.get(name, 0)
+            if tensor.reset_every and step % tensor.reset_every == 0:
+                self.arrays["residual"].pop(name, None)  # its memory begins again
             if samples or (step and step % CHECK_EVERY == 0):
-                self._look(step, tensor, grad)
-        return poisoned(grads) if self.loss_scale.active else grads
+                self._look(step, tensor, grads[place])
+            if specs.get(name) != tensor.spec.canonical:
+                changed.append(place)
+        sent = poisoned(grads) if self.loss_scale.active else grads
+        if not changed:
+            return sent
+        whole = list(sent)
+        for place in changed:
+            whole[place] = self._hand_over(resolved[place], whole[place])
+        return whole
 
     def _look(self, step: int, resolved: Resolved, grad: FloatArray) -> None:
         name, spec = resolved.key.name, resolved.spec
@@ -188,11 +202,6 @@ class RankState:
         self.samples.look(step, spec, name, grad, residual)
         if residual is not None and step and step % CHECK_EVERY == 0:
             self.residuals.look(step, spec.canonical, grad, residual)
-
-    def _reset(self, name: str, every: Any) -> None:
-        """Drop the residual of a tensor before a step in which its memory begins again."""
-        if every and self.step(name) % every == 0:
-            self.arrays["residual"].pop(name, None)
 
     def begin_copies(self, names: Iterable[str]) -> None:
         """Copy the state of tensors before a round, if the step may be taken back."""
@@ -221,8 +230,8 @@ class RankState:
             else:
                 self._specs[name] = before.spec
 
-    def hand_over(self, resolved: Resolved, grad: FloatArray) -> FloatArray:
-        """Give the arrays of a tensor's last spec to its present one, if these differ.
+    def _hand_over(self, resolved: Resolved, grad: FloatArray) -> FloatArray:
+        """Give the arrays of a tensor's last spec to its present one, which differs.
 
         Returns:
             The gradient, plus the residual of the last spec if this one keeps none.
@@ -230,8 +239,6 @@ class RankState:
         name = resolved.key.name
         before = self._specs.get(name)
         now = resolved.spec
-        if before == now.canonical:
-            return grad
         self._specs[name] = now.canonical
         self.changes += 1
         if before is None:
@@ -255,7 +262,7 @@ class RankState:
         return grad
 
     def continues(self, resolved: Resolved) -> bool:
-        """Whether `hand_over` has nothing to do: a tensor's arrays stay those of its spec, or it has none."""
+        """Whether `begin` hands nothing over: a tensor's arrays stay those of its spec, or it has none."""
         last = self._specs.get(resolved.key.name)
         return last in (None, DENSE_SPEC.canonical, resolved.spec.canonical)
 

@@ -197,7 +197,8 @@ def bfloat16_from_device_to_device() -> None:
         training.check_replicas()
     assert [dict(call.args[0]) for call in copies.call_args_list] == [{}] * copies.call_count
     assert len(places[0]) == 2, places
-    assert places[0] == places[1] == places[2], "gradients of 16 bits are elsewhere in each step"
+    assert places[0] == places[1], "gradients of 16 bits are elsewhere in each step"
+    assert not places[2], "gradients of 16 bits have new arrays, though DDP's buckets stay"
 
 
 @cases
