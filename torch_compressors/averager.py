@@ -2,7 +2,7 @@
 
 ::
 
-    averager = GradientAverager("residual|topk(ratio=0.01)", model.named_parameters())
+    averager = GradientAverager("residual|adaptive(rate=1)", model.named_parameters())
     for batch in loader:
         optimizer.zero_grad()
         loss(model, batch).backward()

@@ -6,7 +6,7 @@
     from torch_compressors import ddp_hook
 
     model = DistributedDataParallel(model)
-    state, hook = ddp_hook("residual|topk(ratio=0.01)", model)
+    state, hook = ddp_hook(model=model)
     model.register_comm_hook(state, hook)
 """
 

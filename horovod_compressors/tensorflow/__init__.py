@@ -5,7 +5,7 @@
     import horovod.tensorflow as hvd
     from horovod_compressors.tensorflow import Compression
 
-    compression = Compression("residual|topk(ratio=0.01)", model.trainable_variables)
+    compression = Compression(variables=model.trainable_variables)
     tape = hvd.DistributedGradientTape(tape, compression=compression)
 """
 

@@ -157,7 +157,7 @@ class Compression(BaseCompression):
 
     Example::
 
-        compression = Compression("residual|topk(ratio=0.01)", model.trainable_variables)
+        compression = Compression(variables=model.trainable_variables)
         tape = hvd.DistributedGradientTape(tape, compression=compression)
     """
 

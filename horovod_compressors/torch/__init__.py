@@ -5,7 +5,7 @@
     import horovod.torch as hvd
     from horovod_compressors.torch import Compression
 
-    compression = Compression("residual|topk(ratio=0.01)", model.named_parameters())
+    compression = Compression(named_parameters=model.named_parameters())
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=compression)
 """

@@ -139,7 +139,7 @@ class Compression(TensorControls, BaseCompression):
 
     Example::
 
-        compression = Compression("residual|topk(ratio=0.01)", model.named_parameters())
+        compression = Compression(named_parameters=model.named_parameters())
         optimizer = hvd.DistributedOptimizer(
             optimizer, named_parameters=model.named_parameters(), compression=compression)
     """

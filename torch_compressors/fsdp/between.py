@@ -4,7 +4,7 @@
 
     mesh = init_device_mesh("cpu", (machines, ranks), mesh_dim_names=("replicate", "shard"))
     fully_shard(model, mesh=mesh["shard"])
-    state = fsdp_hook("residual|topk(ratio=0.01)", model, mesh.get_group("replicate"))
+    state = fsdp_hook("residual|adaptive(rate=1)", model, mesh.get_group("replicate"))
 """
 
 from __future__ import annotations

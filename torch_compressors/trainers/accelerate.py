@@ -5,7 +5,7 @@
     from torch_compressors.trainers.accelerate import compress_model
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    state = compress_model(accelerator, model, "residual|topk(ratio=0.01)")
+    state = compress_model(accelerator, model, "residual|adaptive(rate=1)")
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
     from torch_compressors.trainers.lightning import CompressionCallback
 
-    trainer = Trainer(strategy="ddp", callbacks=[CompressionCallback("residual|topk(ratio=0.01)")])
+    trainer = Trainer(strategy="ddp", callbacks=[CompressionCallback("residual|adaptive(rate=1)")])
 """
 
 from __future__ import annotations

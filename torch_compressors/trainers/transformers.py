@@ -5,7 +5,7 @@
     from torch_compressors.trainers.transformers import compress_trainer
 
     trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
-    compress_trainer(trainer, "residual|topk(ratio=0.01)")
+    compress_trainer(trainer, "residual|adaptive(rate=1)")
     trainer.train(resume_from_checkpoint=...)
 """
 
