@@ -38,6 +38,11 @@ class Waiting:
         self._energies: dict[str, list[float]] = {}
         self._behind: dict[str, int] = {}
 
+    @property
+    def behind(self) -> list[str]:
+        """The specs with error feedback that falls behind, by the latest measurements."""
+        return [spec for spec, checks in self._behind.items() if checks >= _CHECKS]
+
     def look(self, step: int, spec: str, grad: FloatArray, residual: FloatArray) -> None:
         """Measure a tensor before its round in one of those steps.
 

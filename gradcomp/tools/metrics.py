@@ -144,6 +144,7 @@ def values_of(stats: Stats, before: _Totals) -> dict[str, float]:
         "total_bytes": now.sent,
         "link_bytes": now.link,
         "faults": stats.faults.total(),
+        "specs_behind": len(stats.behind),
         "bytes_per_step": (now.sent - before.sent) / steps,
         "link_bytes_per_step": (now.link - before.link) / steps,
         "step_seconds": (now.seconds - before.seconds) / steps,
@@ -160,6 +161,8 @@ def values_of(stats: Stats, before: _Totals) -> dict[str, float]:
         values[f"phase_seconds/{phase}"] = max(0.0, seconds - before.phases.get(phase, 0)) / steps
     for kind, nbytes in stats.sent_bytes.items():
         values[f"sent_bytes/{kind.replace(' ', '_')}"] = nbytes
+    for spec, energies in stats.waiting.items():
+        values[f"waiting_energies/{_group(spec)}"] = energies
     for spec, sample in stats.samples.found.items():
         group = _group(spec)
         values[f"grad_norm/{group}"] = sample.grad_norm

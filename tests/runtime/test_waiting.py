@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
-from gradcomp import Loopback
+from gradcomp import Loopback, Metrics
 from gradcomp.exchange.waiting import CHECK_EVERY
+from gradcomp.runtime.measure.end_report import log_at_end
 
 SHAPE = (64, 80)
 
@@ -30,6 +32,7 @@ def test_residuals_are_measured_in_energies_of_the_gradient(
     (spec,) = loop.stats[0].waiting
     assert spec == "residual(beta=1.0,gamma=1.0)|adaptive(rank=auto,rate=0.5)"
     assert 1 < loop.stats[0].waiting[spec] < 100
+    assert loop.stats[0].behind == []
     assert not caplog.records
 
 
@@ -50,3 +53,22 @@ def test_what_falls_behind_is_named_once_and_on_one_rank(caplog: pytest.LogCaptu
     assert "for 200 steps" in text
     assert "in step 300" in text
     assert next(iter(loop.stats[1].waiting.values())) > 1000
+    assert loop.stats[1].behind == list(loop.stats[1].waiting)
+    caplog.clear()
+    rows: list[Mapping[str, float]] = []
+    Metrics(loop.ranks[0], lambda values, step: rows.append(values)).close()
+    (row,) = rows
+    (energies,) = loop.stats[0].waiting.values()
+    assert row["gradcomp/specs_behind"] == 1
+    assert row["gradcomp/waiting_energies/residual_topk_k_1"] == energies
+    job = Owner()
+    with caplog.at_level(logging.INFO, "gradcomp"):
+        log_at_end(job, lambda: loop.stats[0])
+        del job
+    assert caplog.messages[0].endswith(
+        "; error feedback falls behind: 'residual(beta=1.0,gamma=1.0)|topk(k=1,values=fp32)'"
+    )
+
+
+class Owner:
+    """Its end is that of a job."""

@@ -26,6 +26,9 @@ class _Totals(Protocol):
     faults: Counter[str]
 
     @property
+    def behind(self) -> list[str]: ...
+
+    @property
     def job_steps(self) -> int: ...
 
     @property
@@ -47,7 +50,7 @@ def _log_end(read: Callable[[], _Totals], process: int) -> None:
         return
     stats = read()
     if stats.job_steps >= _FEWEST:
-        _log.info("gradcomp: %s%s; %s", stats, _times(stats), _faults(stats))
+        _log.info("gradcomp: %s%s; %s%s", stats, _times(stats), _faults(stats), _behind(stats))
 
 
 def _times(stats: _Totals) -> str:
@@ -60,6 +63,12 @@ def _times(stats: _Totals) -> str:
         f"{text}, in a step {a_step * stats.compression_seconds:,.2f} ms of compression and "
         f"{a_step * stats.waiting_seconds:,.2f} ms of waiting for other ranks"
     )
+
+
+def _behind(stats: _Totals) -> str:
+    """Empty where error feedback keeps up."""
+    specs = ", ".join(f"'{spec}'" for spec in stats.behind)
+    return f"; error feedback falls behind: {specs}" if specs else ""
 
 
 def _faults(stats: _Totals) -> str:

@@ -105,6 +105,11 @@ class Stats:
         """
         return dict(self.residuals.found)
 
+    @property
+    def behind(self) -> list[str]:
+        """The specs that `waiting` has been too much of for several measurements, so that what waits comes too late."""
+        return self.residuals.behind
+
     def start_profile(self, *, error: bool = False) -> Profile:
         """Profile all steps from the next one on. To be called between two steps.
 
