@@ -103,6 +103,30 @@ std::uint8_t default_shape(std::size_t of, SymbolKind kind) {
 
 std::uint32_t zero_frequency(std::size_t level) { return kZeros[level]; }
 
+std::size_t write_classes(const std::uint8_t* of, const std::uint8_t* usual, std::uint8_t* out) {
+  std::uint16_t described = 0;
+  std::uint8_t* to = out + 2;
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    if (of[c] == usual[c]) continue;
+    described = static_cast<std::uint16_t>(described | 1u << c);
+    *to++ = of[c];
+  }
+  store(out, described);
+  return static_cast<std::size_t>(to - out);
+}
+
+std::size_t read_classes(Span<const std::uint8_t> in, std::uint8_t* of) {
+  if (in.size() < 2) return 0;
+  const auto described = load<std::uint16_t>(in.data());
+  const auto size = 2 + static_cast<std::size_t>(__builtin_popcount(described));
+  if (in.size() < size) return 0;
+  const std::uint8_t* from = in.data() + 2;
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    if ((described >> c & 1) != 0) of[c] = *from++;
+  }
+  return size;
+}
+
 FrequencyTables::FrequencyTables(SymbolKind kind) : kind_(kind) {
   for (std::size_t c = 0; c < kClasses; ++c) shapes_[c] = default_shape(c, kind);
 }
@@ -146,28 +170,11 @@ double FrequencyTables::bits(std::size_t of_class, unsigned magnitude) const {
 }
 
 std::size_t FrequencyTables::write(std::uint8_t* out) const {
-  std::uint16_t described = 0;
-  std::uint8_t* to = out + 2;
-  for (std::size_t c = 0; c < kClasses; ++c) {
-    if (shapes_[c] == default_shape(c, kind_)) continue;
-    described = static_cast<std::uint16_t>(described | 1u << c);
-    *to++ = shapes_[c];
-  }
-  store(out, described);
-  return static_cast<std::size_t>(to - out);
+  const FrequencyTables usual(kind_);
+  return write_classes(shapes_, usual.shapes_, out);
 }
 
-std::size_t FrequencyTables::read(Span<const std::uint8_t> in) {
-  if (in.size() < 2) return 0;
-  const auto described = load<std::uint16_t>(in.data());
-  const auto size = 2 + static_cast<std::size_t>(__builtin_popcount(described));
-  if (in.size() < size) return 0;
-  const std::uint8_t* from = in.data() + 2;
-  for (std::size_t c = 0; c < kClasses; ++c) {
-    if ((described >> c & 1) != 0) shapes_[c] = *from++;
-  }
-  return size;
-}
+std::size_t FrequencyTables::read(Span<const std::uint8_t> in) { return read_classes(in, shapes_); }
 
 void FrequencyTables::fill(ClassTables* tables) const {
   for (std::size_t c = 0; c < kClasses; ++c) {

@@ -19,6 +19,12 @@ inline constexpr std::size_t kSymbols = kClasses * kClassSymbols;
 inline constexpr std::size_t kZeroLevels = 32;
 std::uint32_t zero_frequency(std::size_t level);
 
+// Writes a bit for each class and, for those that are set, what is not usual: a byte of a class.
+// Returns the bytes written.
+std::size_t write_classes(const std::uint8_t* of, const std::uint8_t* usual, std::uint8_t* out);
+// Replaces what is not usual. Returns the bytes read, or 0 if `in` is too short.
+std::size_t read_classes(Span<const std::uint8_t> in, std::uint8_t* of);
+
 // Levels are signed numbers; indices are not negative.
 enum class SymbolKind { kLevels, kIndices };
 

@@ -91,29 +91,14 @@ double FlagTable::bits(const FlagCounts& counts) const {
 }
 
 std::size_t FlagTable::write(std::uint8_t* out) const {
-  std::uint16_t described = 0;
-  std::uint8_t* to = out + 2;
-  for (std::size_t c = 0; c < kClasses; ++c) {
-    if (levels_[c] == kDefaultLevel[c]) continue;
-    described = static_cast<std::uint16_t>(described | 1u << c);
-    *to++ = levels_[c];
-  }
-  store(out, described);
-  return static_cast<std::size_t>(to - out);
+  return write_classes(levels_, kDefaultLevel, out);
 }
 
 std::size_t FlagTable::read(Span<const std::uint8_t> in) {
-  if (in.size() < 2) return 0;
-  const auto described = load<std::uint16_t>(in.data());
-  const auto size = 2 + static_cast<std::size_t>(__builtin_popcount(described));
-  if (in.size() < size) return 0;
-  const std::uint8_t* from = in.data() + 2;
-  for (std::size_t c = 0; c < kClasses; ++c) {
-    if ((described >> c & 1) == 0) continue;
-    levels_[c] = *from++;
-    if (levels_[c] >= kZeroLevels) return 0;
-  }
-  return size;
+  const std::size_t size = read_classes(in, levels_);
+  const bool valid = std::all_of(levels_, levels_ + kClasses,
+                                 [](std::uint8_t level) { return level < kZeroLevels; });
+  return valid ? size : 0;
 }
 
 std::uint32_t FlagTable::zeros(std::size_t of_class) const {
