@@ -236,7 +236,7 @@ bool SymbolReader::matrix(const ClassTables& tables, const std::uint8_t* flags,
 }
 
 bool SymbolReader::flags(const std::uint32_t* zeros, const std::uint8_t* classes, std::size_t count,
-                         std::uint8_t* out, std::size_t stride) {
+                         std::uint8_t* out) {
   static_assert(kRansLanes * kRansWord <= kMargin, "words may be read from the margin");
   for (std::size_t begin = 0; begin < count; begin += lanes_) {
     const std::size_t end = std::min(count, begin + lanes_);
@@ -252,7 +252,7 @@ bool SymbolReader::flags(const std::uint32_t* zeros, const std::uint8_t* classes
         next = next << 16 | load<std::uint16_t>(from_);
       }
       states_[i - begin] = next;
-      out[i * stride] = set ? 1 : 0;
+      out[i] = set ? 1 : 0;
     }
   }
   return from_ >= begin_;

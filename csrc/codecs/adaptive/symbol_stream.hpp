@@ -100,10 +100,10 @@ class SymbolReader {
            std::int8_t* levels, std::size_t n);
   // `flags`: nullptr, or those of all rows.
   bool matrix(const ClassTables& tables, const std::uint8_t* flags, const LevelMatrix& matrix);
-  // Decodes out[i * stride] for i < count <= kRansLanes, each with state i % lanes: 0 has the
-  // frequency zeros[classes[i]], out of kRansTotal.
+  // Decodes `count` <= kRansLanes flags, flag i with state i % lanes: 0 has the frequency
+  // zeros[classes[i]], out of kRansTotal.
   bool flags(const std::uint32_t* zeros, const std::uint8_t* classes, std::size_t count,
-             std::uint8_t* out, std::size_t stride);
+             std::uint8_t* out);
   // Decodes a bit with state 0; 1 has the frequency `ones`, out of kRansTotal.
   bool flag(std::uint32_t ones, bool* set);
 

@@ -8,6 +8,7 @@
 #include "base/bytes.hpp"
 #include "codecs/adaptive/frequency_tables.hpp"
 #include "coding/rans.hpp"
+#include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
@@ -118,15 +119,15 @@ RansEncodeTable FlagTable::encode_table() const {
 FlagWalk::FlagWalk(std::size_t rows, std::size_t cols)
     : rows_(rows), groups_(groups_in_row(cols)), columns_(groups_, kFirstMean) {}
 
-void FlagWalk::find_classes(std::size_t count, std::size_t group) {
+void FlagWalk::find_classes(std::size_t group) {
   const std::int32_t base = columns_[group] + kMeanFloor;
-  for (std::size_t r = 0; r < count; ++r) classes_[r] = class_of_sum(base + row_means_[r]);
+  for (std::size_t r = 0; r < kFlagRows; ++r) classes_[r] = class_of_sum(base + row_means_[r]);
 }
 
-void FlagWalk::note(const std::uint8_t* flags, std::size_t count, std::size_t group, bool first) {
+void FlagWalk::note(const std::uint8_t* flags, std::size_t group, bool first) {
   std::int32_t ones = 0;
-  for (std::size_t r = 0; r < count; ++r) {
-    const std::int32_t flag = flags[r * groups_];
+  for (std::size_t r = 0; r < kFlagRows; ++r) {
+    const std::int32_t flag = flags[r];
     ones += flag;
     row_means_[r] += ((flag << kMeanBits) - row_means_[r]) >> kRowShift;
   }
@@ -163,20 +164,26 @@ void BandGroups::pack(const SymbolMatrix& band, std::uint8_t* packed) {
   if (packed_size_ != 0 && (runs_.empty() || runs_.back() != packed_size_)) {
     runs_.push_back(packed_size_);
   }
-  counts_ = {};
   flag_symbols_.resize(flags_.size());
   std::uint8_t* symbol = flag_symbols_.data();
   const std::size_t groups = groups_in_row(band.cols);
   FlagWalk(band.rows, band.cols)
-      .visit(flags_.data(), [&](std::size_t row, std::size_t count, std::size_t group,
-                                const std::uint8_t* classes) {
-        for (std::size_t r = 0; r < count; ++r) {
-          const std::uint8_t flag = flags_[(row + r) * groups + group];
-          ++counts_.of[classes[r]][flag];
-          *symbol++ = static_cast<std::uint8_t>(classes[r] * kClassSymbols + flag);
-        }
-        return true;
-      });
+      .visit(
+          [&](std::size_t at, std::size_t count, const std::uint8_t* classes, std::uint8_t* flags) {
+            for (std::size_t r = 0; r < count; ++r) {
+              flags[r] = flags_[at + r * groups];
+              symbol[r] = static_cast<std::uint8_t>(classes[r] * kClassSymbols + flags[r]);
+            }
+            symbol += count;
+            return true;
+          });
+  std::uint32_t found[256] = {};
+  kernels().coding->count_classified(flag_symbols_.data(), flag_symbols_.size(), found);
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    for (std::size_t flag = 0; flag < 2; ++flag) {
+      counts_.of[c][flag] = found[c * kClassSymbols + flag];
+    }
+  }
 }
 
 bool BandGroups::push(const RansEncodeTable& symbols, const RansEncodeTable& flags,
@@ -200,12 +207,13 @@ bool read_flags(const FlagTable& table, std::size_t rows, std::size_t cols, Symb
   for (std::size_t c = 0; c < kClasses; ++c) zeros[c] = table.zeros(c);
   const std::size_t groups = groups_in_row(cols);
   flags->resize(rows * groups);
-  std::uint8_t* const all = flags->data();
   return FlagWalk(rows, cols)
-      .visit(all, [&](std::size_t row, std::size_t count, std::size_t group,
-                      const std::uint8_t* classes) {
-        return reader->flags(zeros, classes, count, all + row * groups + group, groups);
-      });
+      .visit(
+          [&](std::size_t at, std::size_t count, const std::uint8_t* classes, std::uint8_t* read) {
+            if (!reader->flags(zeros, classes, count, read)) return false;
+            for (std::size_t r = 0; r < count; ++r) (*flags)[at + r * groups] = read[r];
+            return true;
+          });
 }
 
 }  // namespace gradcomp

@@ -4,6 +4,7 @@
 // docs/wire-format.md#adaptive is the specification.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -53,15 +54,17 @@ class FlagWalk {
  public:
   FlagWalk(std::size_t rows, std::size_t cols);
 
-  // Calls fn(first row, rows, group, classes) for the flags of up to kFlagRows rows in a column of
-  // groups, in the order in which they are coded; it sets flags[row * groups in a row + group] and
-  // returns whether to go on. Returns whether all were visited.
+  // Calls fn(at, rows, classes, flags) for the flags of up to kFlagRows rows in a column of groups,
+  // in the order in which they are coded: it sets as many flags, of which the first one belongs to
+  // group `at` of the band, counted row after row, and returns whether to go on. Returns whether
+  // all were visited.
   template <typename Fn>
-  bool visit(const std::uint8_t* flags, const Fn& fn);
+  bool visit(const Fn& fn);
 
  private:
-  void find_classes(std::size_t count, std::size_t group);
-  void note(const std::uint8_t* flags, std::size_t count, std::size_t group, bool first);
+  // Of all kFlagRows rows, as a fixed number is computed in vectors.
+  void find_classes(std::size_t group);
+  void note(const std::uint8_t* flags, std::size_t group, bool first);
 
   std::size_t rows_;
   std::size_t groups_;
@@ -71,14 +74,16 @@ class FlagWalk {
 };
 
 template <typename Fn>
-bool FlagWalk::visit(const std::uint8_t* flags, const Fn& fn) {
+bool FlagWalk::visit(const Fn& fn) {
+  std::uint8_t flags[kFlagRows] = {};
   for (std::size_t row = 0; row < rows_; row += kFlagRows) {
     const std::size_t count = rows_ - row < kFlagRows ? rows_ - row : kFlagRows;
     for (std::int32_t& mean : row_means_) mean = kFirstMean;
     for (std::size_t group = 0; group < groups_; ++group) {
-      find_classes(count, group);
-      if (!fn(row, count, group, classes_)) return false;
-      note(flags + row * groups_ + group, count, group, row == 0);
+      find_classes(group);
+      if (!fn(row * groups_ + group, count, classes_, flags)) return false;
+      if (count < kFlagRows) std::fill(flags + count, flags + kFlagRows, std::uint8_t{0});
+      note(flags, group, row == 0);
     }
   }
   return true;
