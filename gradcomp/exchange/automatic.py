@@ -30,6 +30,9 @@ _OF_GATHER = 0.26
 """Share of a gather's bytes at which another pattern is worth its second loss: a quarter, and headers.
 `sra` passes 2 / n of them, so this is from 8 ranks on."""
 
+_MOST_RATE = 4.0
+"""Bits of an element, at most, where `adaptive` has an error to reach and no max_rate."""
+
 _FRAME_BYTES = get_codec("identity").max_encoded_size(0)
 
 
@@ -112,7 +115,8 @@ def _expected_size(spec: Spec, numel: int) -> int:
     """Bytes of a frame: the most, or the size that the codec aims at if that is known."""
     codec = get_codec(spec.codec)
     most = codec.max_encoded_size(numel)
-    rate = _codec_stage(spec).params.get("rate")
+    params = _codec_stage(spec).params
+    rate = params.get("max_rate", _MOST_RATE) if "error" in params else params.get("rate")
     if isinstance(rate, float):
         return min(most, math.ceil(rate * numel / 8) + _FRAME_BYTES)
     if "whole_bucket" in codec.caps:

@@ -42,6 +42,8 @@ MANY = (2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64, 256, 257, 1024)
         ("int4", [(2, "gather"), (8, "sra")]),
         ("residual|sign", [(2, "gather"), (8, "sra")]),
         ("adaptive", [(2, "gather"), (8, "sra")]),
+        ("adaptive(error=0.1)", [(2, "gather"), (8, "sra")]),
+        ("adaptive(error=0.1,max_rate=0.5)", [(2, "gather"), (8, "sra")]),
         ("polar_ec(rate=1)", [(2, "gather"), (8, "sra")]),
         ("topk(ratio=0.01)", [(2, "gather"), (8, "sparse_allreduce"), (257, "sra")]),
         ("globaltopk(ratio=0.01)", [(2, "gather"), (8, "sparse_allreduce"), (257, "sra")]),
