@@ -260,16 +260,10 @@ bool SymbolReader::flags(const std::uint32_t* zeros, const std::uint8_t* classes
 
 bool SymbolReader::flag(std::uint32_t ones, bool* set) {
   const std::uint32_t zeros = kRansTotal - ones;
-  const std::uint32_t slot = states_[0] & (kRansTotal - 1);
-  *set = slot >= zeros;
-  std::uint32_t state = *set ? ones * (states_[0] >> kRansBits) + slot - zeros
-                             : zeros * (states_[0] >> kRansBits) + slot;
-  if (state < kRansLowest) {
-    if (left() < kRansWord) return false;
-    from_ -= kRansWord;
-    state = state << 16 | load<std::uint16_t>(from_);
-  }
-  states_[0] = state;
+  const std::uint8_t first_class = 0;
+  std::uint8_t found = 0;
+  if (!flags(&zeros, &first_class, 1, &found)) return false;
+  *set = found != 0;
   return true;
 }
 
