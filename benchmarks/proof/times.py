@@ -21,8 +21,8 @@ __all__ = ["ALONE", "Times", "measure", "page", "read_times", "write_times"]
 ALONE = "nothing sent"
 """What stands instead of a spec for the time of computing alone."""
 
-STEPS = {AUTO: 140}
-"""Of specs that take longer until their steps are equal: the preset's ramp has 100."""
+STEPS = {AUTO: 260}
+"""Of specs that take longer until their steps are equal: the ramp of the preset has 100, and a trial up to 132."""
 
 _STEPS = 40
 _LAST = 20
@@ -115,7 +115,7 @@ def page(rows: Sequence[Times]) -> str:
         "Steps of the trainings [on known data](results.md) with DDP, each rank behind a link of its own. All ranks\n"
         "share one machine, so computing takes longer than on separate ones; *nothing sent* is the time of\n"
         "computing alone. The preset `auto` comes with its policy. A run has 400 steps; its time is that of its\n"
-        "first 40 steps (`auto`: 140), and of the others at the median of the last 20 of these (local steps: the\n"
+        "first 40 steps (`auto`: 260), and of the others at the median of the last 20 of these (local steps: the\n"
         "mean). *sooner* is the time of the uncompressed run over it. Which specs end level with it is on the other\n"
         "page.",
     ]

@@ -45,7 +45,8 @@ A rank outside the group makes the request, too, and gets None at once.
 class AllReduce:
     """Average an array over the ranks of a group. Reply: the average, of the same dtype and shape.
 
-    With ``overwrite`` the reply may be the array itself: the round no longer needs its elements.
+    With ``overwrite`` the reply may be the array itself: the round no longer needs its elements. With
+    ``alone`` engines do not let it wait for other requests.
 
     The sum is formed in the array's own dtype. Engines multiply numbers by their `headroom` before the
     sum, so that a sum of finite float16 is finite.
@@ -56,6 +57,7 @@ class AllReduce:
     array: npt.NDArray[Any]
     group: RankGroup = "all"
     overwrite: bool = False
+    alone: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -131,7 +133,8 @@ class Broadcast:
     """Give every rank the bytes of one rank. Reply: these bytes.
 
     ``data`` is empty on the other ranks, which need not know the size. If several ranks give bytes,
-    the reply has them one after the other in rank order.
+    the reply has them one after the other in rank order. Ranks need the same order of broadcasts only
+    among themselves, whatever other requests are under way.
     """
 
     kind: ClassVar[str] = "broadcast"

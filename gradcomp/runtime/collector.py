@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.errors import ProtocolError
 from gradcomp.exchange.engine import Driver, came_twice
-from gradcomp.exchange.rounds import AllReduce, Broadcast, BucketRound, Ready, Request
+from gradcomp.exchange.rounds import AllReduce, BucketRound, Ready, Request
 from gradcomp.runtime.agree.replicas import Parameters, ReplicaDigests
+from gradcomp.runtime.agree.sent_text import SentText
 from gradcomp.runtime.agree.step_check import call_text, check_step, gradients_text
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.policy.decision import Decision, PolicyGroup
@@ -95,7 +96,7 @@ class Collector:
         self._of_this_step: set[str] = set()
         self._replicas = ReplicaDigests(pipeline.config.check_replicas_every, parameters)
         self._blocking = blocking
-        self._comparing: Any = None
+        self._comparing: SentText | None = None
         self._report = StartReport(pipeline)
         self._report.begin(self._resolved)
 
@@ -168,9 +169,8 @@ class Collector:
         comparison = self._pipeline.comparison
         if not comparison.needed:
             return
-        text = comparison.text(self._replicas.take(), gradients)
-        self._pipeline.stats.count("check", text.nbytes)
-        self._comparing = self._driver.post(Broadcast("step.check", text))
+        self._comparing = self._send(comparison.text(self._replicas.take(), gradients))
+        self._pipeline.stats.count("check", self._comparing.nbytes)
         if comparison.fresh or self._blocking:
             self.check()
         self._replicas.begin(comparison.next_step)
@@ -185,14 +185,16 @@ class Collector:
                 or it does not answer.
         """
         try:
-            replies = self._driver.reply(
-                self._driver.post(Broadcast("step.check", call_text(call)))
-            )
+            texts = self._send(call_text(call)).differing()
         except ProtocolError as error:
             raise ProtocolError(
                 f"every rank must call {call}, between the same two steps: {error}"
             ) from error
-        check_step(replies, self._pipeline.world_size)
+        if texts is not None:
+            check_step(texts, self._pipeline.world_size)
+
+    def _send(self, text: ByteArray) -> SentText:
+        return SentText(self._driver, self._pipeline.world_size, text)
 
     def check(self) -> None:
         """Compare the ranks' progress in this step, once, before any of its averages is used.
@@ -204,10 +206,10 @@ class Collector:
                 differ; all ranks raise it.
         """
         if self._comparing is not None:
-            handle, self._comparing = self._comparing, None
-            reply = self._driver.reply(handle)
+            comparing, self._comparing = self._comparing, None
+            texts = comparing.differing()
             try:
-                self._pipeline.comparison.check(reply)
+                self._pipeline.comparison.check(texts)
             except ProtocolError as error:
                 self._pipeline.stats.count_fault(error)
                 raise

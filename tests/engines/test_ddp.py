@@ -66,7 +66,7 @@ def test_damaged_messages_of_another_rank() -> None:
     for text in refused:
         assert "refuses the exchange 'int16': Invalid scalar type" in text
         assert "answer" not in text
-    for name in ddp_damaged.MESSAGES:
+    for name in ddp_damaged.DAMAGED:
         for kind in ("allgather", "broadcast"):
             found = re.search(rf"^{kind} {re.escape(name)}: (.*)$", job.output, re.MULTILINE)
             assert found, job.output

@@ -23,7 +23,7 @@ from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.loopback import run_rounds
-from gradcomp.runtime.policy.auto import _LAPS, _REPEATS, _TRUST, _WINDOW, Policy
+from gradcomp.runtime.policy.auto import _HEATS, _LAPS, _REPEATS, _TRUST, _WINDOW, Policy
 from gradcomp.runtime.policy.decision import (
     CANDIDATES,
     CHOSEN,
@@ -43,8 +43,14 @@ SPEC = parse("residual|topk(ratio=0.1)")
 MEASURED = len(CANDIDATES) * (1 + _REPEATS)
 """Steps of a trial in which exchanges are timed."""
 
-STEPS = MEASURED + 2 * len(CONTENDERS) * (1 + _LAPS)
-"""Most steps of a trial; the step after them knows the decision."""
+HEAT = 2 * len(CONTENDERS) * (1 + _LAPS)
+"""Steps of a heat with all contenders."""
+
+STEPS = MEASURED + HEAT
+"""Most steps of a trial without close contenders; the step after them knows the decision."""
+
+MOST = MEASURED + _HEATS * HEAT
+"""Most steps of any trial."""
 
 
 def config(spec: Any = SPEC.canonical, **compress: Any) -> Config:
@@ -71,7 +77,7 @@ class Trial:
     def __init__(self, ranks: int = 2, prior: Predictions | None = None) -> None:
         self.policies = [Policy(prior) for _ in range(ranks)]
         self.now = [100.0 * rank for rank in range(ranks)]
-        self.between = 8.0  # from the last average to the next step's first gradient
+        self.between = 0.0  # from the last average to the next step's first gradient
 
     def step(
         self,
@@ -145,7 +151,7 @@ def test_a_mixture_has_to_beat_all_compressed(
     small, large = GROUPS
     times = {(small, DENSE): 1, (small, HALF): 2, (small, COMPRESSED): 3}
     times |= {(large, DENSE): 3, (large, HALF): 2, (large, COMPRESSED): 1}
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         trial.step(
             lambda rank, group, name: times[group, name],
             lambda choices: {
@@ -163,7 +169,7 @@ def test_a_mixture_has_to_beat_all_compressed(
 @pytest.mark.parametrize(("lap", "choice"), [(1.1, DENSE), (0.98, DENSE), (0.96, HALF)])
 def test_whole_steps_have_the_last_word(lap: float, choice: str) -> None:
     trial = Trial()
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         trial.step(
             lambda rank, group, name: 0.1 * (name == DENSE),
             lambda chosen: 1.0 if DENSE in chosen.values() else lap,
@@ -184,7 +190,7 @@ def test_float16_wins_whole_steps_that_compression_loses(
 ) -> None:
     trial = Trial()
     laps = {DENSE: 1.0, HALF: half, COMPRESSED: chosen}
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         trial.step(
             lambda rank, group, name: {DENSE: 0.3, HALF: 0.2, COMPRESSED: 0.1}[name],
             lambda choices: laps[next(iter(choices.values()))],
@@ -193,6 +199,40 @@ def test_float16_wins_whole_steps_that_compression_loses(
         assert {one.choice for one in decisions.values()} == {choice}
         for one in decisions.values():
             assert one.step_seconds == pytest.approx({DENSE: 1.0, HALF: half, CHOSEN: chosen})
+
+
+def test_time_between_the_exchanges_counts() -> None:
+    trial = Trial()
+    for _ in range(STEPS + 1):
+        choices = trial.step(
+            lambda rank, group, name: 0.3 if name == DENSE else 0.1, lambda choices: 1.0
+        )
+        # After compressed steps, a rank waits for processors that others still use.
+        trial.between = 0.5 + 0.4 * (DENSE not in choices.values())
+    for decisions in trial.decided():
+        for one in decisions.values():
+            assert one.choice == DENSE
+            assert one.step_seconds == pytest.approx({DENSE: 1.5, HALF: 1.9})
+
+
+@pytest.mark.parametrize("half", [0.94, 1.06])
+def test_close_contenders_race_longer(half: float) -> None:
+    trial = Trial(1)
+    # In the first heat each looks like the other one.
+    first = MEASURED + HEAT // 2
+    steps = 0
+
+    def whole(choices: dict[PolicyGroup, str]) -> float:
+        mine = half if HALF in choices.values() else 2.0 if COMPRESSED in choices.values() else 1.0
+        return mine if steps > first or mine == 2.0 else 1.0 + half - mine
+
+    while not trial.decided()[0]:
+        steps += 1
+        trial.step(lambda rank, group, name: {DENSE: 0.3, HALF: 0.1, COMPRESSED: 0.2}[name], whole)
+    assert steps == MEASURED + _HEATS * 2 * 2 * (1 + _LAPS) + 1
+    for one in trial.decided()[0].values():
+        assert one.choice == (HALF if half < 1 else DENSE)
+        assert one.step_seconds == pytest.approx({DENSE: 1.0, HALF: half})
 
 
 def test_groups_without_float16_race_without_it() -> None:
@@ -237,6 +277,7 @@ def test_steps_that_change_get_a_second_look() -> None:
 
 def test_steps_that_vary_little_are_left_alone() -> None:
     trial = Trial()
+    trial.between = 8.0
     settle(trial, 0.5, MEASURED + 1)
     for link in (0.5, 0.9, 0.2, 0.5):  # 1.2 to 1.9 s, next to the usual 1.5
         assert settle(trial, link, _WINDOW) == [{DENSE}] * _WINDOW
@@ -261,7 +302,7 @@ def test_first_turns_do_not_count_and_the_least_of_the_others_does() -> None:
         own = turns.count(name)
         return 0.0 if own == 1 else own + (name != COMPRESSED)
 
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         trial.step(seconds, groups=GROUPS[:1])
     assert trial.decided()[0][GROUPS[0]].seconds == {DENSE: 3.0, HALF: 3.0, COMPRESSED: 2.0}
 
@@ -298,13 +339,13 @@ def test_groups_that_appear_later_are_measured_then() -> None:
     def whole(chosen: dict[PolicyGroup, str]) -> float:
         return 1.0 + (DENSE in chosen.values())
 
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         trial.step(fast, whole, [small])
     kept = trial.decided()[0][small]
     for _ in range(3):  # an abandoned trial leaves nothing
         trial.step(fast, whole)
     trial.step(fast, whole, [small])
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         trial.step(fast, whole)
     assert trial.decided()[0].keys() == {small, large}
     assert trial.decided()[0][small] is kept
@@ -430,7 +471,7 @@ def test_nothing_hopeless_is_tried_and_all_ranks_agree(data: st.DataObject) -> N
     prior, real = figures(data.draw), figures(data.draw)
     prior = {group: prior[group] for group in GROUPS if data.draw(st.booleans())}
     trial = Trial(prior=prior)
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         choices = trial.step(
             lambda rank, group, name: real[group][name] * (1 + rank),
             lambda choices: sum(real[group][name] for group, name in choices.items()),
@@ -456,7 +497,7 @@ def test_close_predictions_and_those_of_other_groups_change_nothing(data: st.Dat
     other = PolicyGroup.of(SPEC, "gather", 5000)
     close = {name: data.draw(st.floats(1.0, 3.0)) for name in CANDIDATES}
     with_prior, without = Trial(prior={other: SLOW_LINK, GROUPS[0]: close}), Trial()
-    for _ in range(STEPS + 1):
+    for _ in range(MOST + 1):
         one, two = (
             trial.step(
                 lambda rank, group, name: real[group][name],

@@ -13,8 +13,10 @@ import pytest
 from gradcomp import Config, Loopback, Pipeline, ProtocolError
 from gradcomp.codec.arrays import FloatArray, as_bytes
 from gradcomp.exchange.engine import Driver
+from gradcomp.exchange.rounds import AllReduce
 from gradcomp.runtime.agree.agreement import agreement_line, check_agreement
 from gradcomp.runtime.agree.marks import Marks
+from gradcomp.runtime.agree.sent_text import SentText
 from gradcomp.runtime.agree.step_check import call_text, check_step, gradients_text, step_text
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.state import attendance
@@ -293,3 +295,44 @@ def test_a_long_wait_in_a_call_is_named(
         pass
     time.sleep(0.05)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("differs", [(), (0,), (2,), (0, 1), (0, 1, 2)])
+def test_texts_travel_only_where_they_differ(differs: tuple[int, ...]) -> None:
+    board = Board()
+    texts_of = [step_text({"step": 5 + (rank + 1) * (rank in differs)}) for rank in range(RANKS)]
+
+    def rank_main(rank: int) -> tuple[bytes | None, list[str]]:
+        engine = Engine(board, rank)
+        sent = SentText(Driver(engine), RANKS, texts_of[rank])
+        texts = sent.differing()
+        return None if texts is None else texts.tobytes(), engine.started
+
+    equal = not differs
+    together = b"".join(text.tobytes() for text in texts_of)
+    requests = ["step.check"] if equal else ["step.check", "step.texts"]
+    assert on_all_ranks(rank_main) == [(None if equal else together, requests)] * RANKS
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 49, 1000, 4097])
+def test_any_number_of_ranks_agrees(ranks: int) -> None:
+    """Sums of ones are exact in float32, and their products with 1 / ranks are not always 1."""
+
+    class Answering:
+        def __init__(self, changed: bool) -> None:
+            self.changed = changed
+
+        def start(self, request: Any) -> Any:
+            return request
+
+        def finish(self, request: Any) -> Any:
+            if not isinstance(request, AllReduce):
+                return request.data
+            sums = request.array * np.float32(ranks)
+            sums[7] -= self.changed * np.sign(sums[7] - 0.5)
+            return sums * np.float32(1 / ranks)
+
+    text = step_text({"step": 5})
+    for changed in (False, True):
+        texts = SentText(Driver(Answering(changed)), ranks, text).differing()
+        assert (texts is not None) == changed

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gradcomp.adapter_api import (
     AllReduce,
+    Broadcast,
     FloatArray,
     RankGroup,
     Ready,
@@ -24,7 +25,13 @@ from gradcomp.errors import ConfigError, ProtocolError, StateError
 from torch_compressors.gloo.groups import LentGroups
 from torch_compressors.gloo.keep_alive import keep
 from torch_compressors.gloo.liveness import Liveness, of_group
-from torch_compressors.gloo.messages import NEVER_SENT, GroupMessages, Part
+from torch_compressors.gloo.messages import (
+    BROADCASTS,
+    MESSAGES,
+    NEVER_SENT,
+    GroupMessages,
+    Part,
+)
 from torch_compressors.gloo.sums import FUSED_BYTES, FusedSum, Summand
 
 __all__ = ["SUMMABLE_DTYPES", "Closing", "GlooEngine", "dense_round", "message_limit"]
@@ -107,17 +114,22 @@ class GlooEngine:
         self._liveness = liveness or of_group(groups["all"], "fault")
         self._ranks = self._liveness.ranks
         self._fused: dict[tuple[RankGroup, np.dtype[Any]], FusedSum] = {}
-        self._messages = {
-            name: GroupMessages(
-                group,
-                self._ranks if name == "all" else dist.get_process_group_ranks(group),
-                limit,
-                len(self._ranks),
-                self.answered,
-                self.lent.messages,
-            )
-            for name, group in groups.items()
-        }
+        # Ranks that find a difference broadcast their texts, whatever they have sent before.
+        self._messages, self._broadcasts = (
+            {
+                name: GroupMessages(
+                    group,
+                    self._ranks if name == "all" else dist.get_process_group_ranks(group),
+                    limit,
+                    len(self._ranks),
+                    self.answered,
+                    self.lent.messages,
+                    tag,
+                )
+                for name, group in groups.items()
+            }
+            for tag in (MESSAGES, BROADCASTS)
+        )
 
     def start(self, request: Request) -> Summand | Part | None:
         """Start a request without waiting, unless this rank is outside its group.
@@ -132,6 +144,8 @@ class GlooEngine:
         self.lent.begin()
         if isinstance(request, AllReduce):
             return self._add(request)
+        if isinstance(request, Broadcast):
+            return self._broadcasts[request.group].add(request)
         return self._messages[request.group].add(request)
 
     def finish(self, handle: Summand | Part | None) -> Any:
@@ -180,11 +194,11 @@ class GlooEngine:
         self._fused.clear()
 
     def _add(self, request: AllReduce) -> Summand:
-        if request.overwrite and request.nbytes >= FUSED_BYTES:
-            self._launch_sums()  # it needs no copy if it travels alone
+        if request.alone or (request.overwrite and request.nbytes >= FUSED_BYTES):
+            self._launch_sums()  # a large one needs no copy if it travels alone
         fused = self._fused.setdefault((request.group, request.array.dtype), FusedSum())
         summand = fused.add(request)
-        if fused.nbytes >= FUSED_BYTES:
+        if request.alone or fused.nbytes >= FUSED_BYTES:
             self._launch_sums()
         return summand
 

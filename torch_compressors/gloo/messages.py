@@ -23,7 +23,7 @@ import torch.distributed as dist
 from gradcomp.adapter_api import AllGather, AllToAll, Broadcast, ByteArray, room
 from gradcomp.errors import ProtocolError
 
-__all__ = ["NEVER_SENT", "Exchange", "GroupMessages", "Part"]
+__all__ = ["BROADCASTS", "MESSAGES", "NEVER_SENT", "Exchange", "GroupMessages", "Part"]
 
 Exchange: TypeAlias = AllGather | AllToAll | Broadcast
 
@@ -34,8 +34,9 @@ _FIRST_BUFFER = 2**16
 _SIZE = np.dtype("<u8")
 _MARK_BYTES = 8
 
-# Tags of messages between two ranks. Messages of one tag arrive in the order of sending.
-_BEGINNING, _REST, NEVER_SENT = 0, 1, 2
+# Tags of messages between two ranks; the next one is that of their rests. Messages of one tag arrive in the
+# order of sending.
+MESSAGES, BROADCASTS, NEVER_SENT = 0, 2, 4
 
 
 @dataclass(eq=False)
@@ -86,7 +87,7 @@ class GroupMessages:
 
     All ranks must add and finish the same requests in the same order. They wait for others to travel
     with: until there are 8, until `send`, or until one of them, or of an earlier message, is finished.
-    Broadcasts do not wait, so that comparisons of steps hold if later requests differ.
+    Broadcasts do not wait.
 
     Args:
         group: on Gloo.
@@ -96,6 +97,7 @@ class GroupMessages:
         answered: of requests and the awaited rank: a context that names lost ranks.
         under_way: holds the messages that have not arrived. The owner of ``group`` keeps it as long as the group: while
             data waits for a buffer that is gone, Gloo's thread polls the connection without a pause.
+        tag: `BROADCASTS` for the messages of broadcasts alone, whatever other messages are under way.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class GroupMessages:
         of_job: int,
         answered: Callable[[str, int], AbstractContextManager[None]],
         under_way: set[object],
+        tag: int = MESSAGES,
     ) -> None:
         self._group = group
         self._ranks = ranks
@@ -113,6 +116,7 @@ class GroupMessages:
         self._of_job = of_job
         self._answered_by = answered
         self._under_way = under_way
+        self._beginning, self._rest = tag, tag + 1
         self._count = 0
         self._waiting = _Message()
         self._buffer_sizes: dict[tuple[str, int, int], int] = {}
@@ -173,8 +177,10 @@ class GroupMessages:
         own_capacity = self._buffer_size(label, peer, rank)
         message.buffers[peer] = torch.from_numpy(room(own_capacity, np.uint8))
         with self._answered(message, peer):
-            message.receiving[peer] = self._group.recv([message.buffers[peer]], peer, _BEGINNING)
-            work = self._group.send([data[:capacity]], peer, _BEGINNING)
+            message.receiving[peer] = self._group.recv(
+                [message.buffers[peer]], peer, self._beginning
+            )
+            work = self._group.send([data[:capacity]], peer, self._beginning)
         message.sending.append((peer, work, data))
         message.rests[peer] = data[capacity:]
         self._set_buffer_size(label, rank, peer, data.numel())
@@ -185,7 +191,7 @@ class GroupMessages:
         for peer, rest in message.rests.items():
             if rest.numel():
                 with self._answered(message, peer):
-                    message.sending.append((peer, group.send([rest], peer, _REST), rest))
+                    message.sending.append((peer, group.send([rest], peer, self._rest), rest))
         for peer in message.receiving:
             data, sizes = self._received_from(peer, message)
             begin = message.head_bytes
@@ -216,7 +222,7 @@ class GroupMessages:
         if total > data.size:
             rest = torch.empty(total - data.size, dtype=torch.uint8, device="cpu")
             with self._answered(message, peer):
-                self._group.recv([rest], peer, _REST).wait()
+                self._group.recv([rest], peer, self._rest).wait()
             data = np.concatenate([data, rest.numpy()])
         if not np.array_equal(data[end:total], message.mark):
             raise self._damaged(

@@ -78,13 +78,14 @@ class StepComparison:
         state = {**self._state.compared(), **self._resolver.compared()} if self.fresh else None
         return step_text(progress, state, parameters, gradients)
 
-    def check(self, replies: ByteArray) -> None:
-        """Compare all ranks' `text`, one after the other in rank order.
+    def check(self, texts: ByteArray | None) -> None:
+        """Compare all ranks' `text`, one after the other in rank order; None if all are equal.
 
         Raises:
             ProtocolError: the ranks differ.
         """
-        check_step(replies, self._state.world_size)
+        if texts is not None:
+            check_step(texts, self._state.world_size)
         self.go_on()
 
     def go_on(self) -> None:

@@ -41,7 +41,14 @@ overlaps with them, its steps take longer. A codec's first step may take several
 ones, which start from its result."""
 
 _LAPS = 4
-"""Whole steps that are timed in a row, after one of warm-up; twice for each contender of the race."""
+"""Whole steps that are timed in a row, after one of warm-up; twice for each contender of a heat."""
+
+_HEATS = 3
+"""Heats of a race at most. After each, contenders that are clearly slower than the fastest are out."""
+
+_CLOSE = 1.1
+"""Times the fastest contender's median, up to which another one takes part in the next heat. Medians of
+one heat may be off by several per cent; a longer race between close contenders costs little."""
 
 _WINDOW = 100
 """Window length: the median of this many steps is compared with that of the first window. Measuring
@@ -52,7 +59,7 @@ _CHANGED = 1.5
 
 _TRUST = 600
 """Decided steps, times the slowest candidate's prediction over the least one's, after which groups that
-left it out are measured in full. If predictions are right, the trial's 52 steps then take less than a
+left it out are measured in full. If predictions are right, a trial of 52 steps then takes less than a
 tenth of the time until then."""
 
 
@@ -74,6 +81,7 @@ class _Trial:
         self.first_steps: list[float] = []
         self.exchanges: dict[tuple[PolicyGroup, str], list[float]] = {}
         self.laps: dict[str, list[float]] = {}
+        self.heats = 0
         self.race: list[tuple[str, bool]] = []
         self.seconds: dict[PolicyGroup, dict[str, float]] = {}
         self.chosen: dict[PolicyGroup, str] = {}
@@ -99,7 +107,7 @@ class _Trial:
 
     @property
     def decided(self) -> bool:
-        """Whether all has been measured."""
+        """Whether all has been measured, unless another heat follows."""
         return self.position == len(self.measurements) + len(self.race)
 
     def choice(self, group: PolicyGroup) -> str:
@@ -129,7 +137,24 @@ class _Trial:
         if len(ways) == 1:
             return False
         self.laps = {name: [] for name in ways.values()}
-        self.race = [(name, turn > 0) for name in 2 * [*self.laps] for turn in range(1 + _LAPS)]
+        self._add_heat([*self.laps])
+        return True
+
+    def _add_heat(self, names: list[str]) -> None:
+        self.heats += 1
+        self.race += [(name, turn > 0) for name in 2 * names for turn in range(1 + _LAPS)]
+
+    def go_on(self, seconds: Mapping[str, float]) -> bool:
+        """Start another heat if several contenders are close; returns False if the race has ended.
+
+        Args:
+            seconds: the contenders' medians so far, the same on every rank.
+        """
+        least = min(seconds.values())
+        close = [name for name in self.laps if seconds[name] < _CLOSE * least]
+        if len(close) == 1 or self.heats == _HEATS:
+            return False
+        self._add_heat(close)
         return True
 
 
@@ -231,7 +256,9 @@ class Policy:
             if trial.position < len(trial.warmup):
                 trial.first_steps.append(ended - self._began)
             elif counts and not trial.measuring:
-                trial.laps[name].append(ended - self._began)
+                # To the next step: where ranks share processors, what one of them computes after its
+                # last average delays the others.
+                trial.laps[name].append(now - self._began)
         trial.position += 1
         self._began = now
         if trial.position == len(trial.warmup):
@@ -300,6 +327,8 @@ class Policy:
     def _decide(self, trial: _Trial) -> Generator[Request, Any, None]:
         figures = [statistics.median(laps) for laps in trial.laps.values()]
         seconds = dict(zip(trial.laps, (yield from _mean("steps", figures)), strict=True))
+        if trial.go_on(seconds):
+            return
         racing = dict(seconds)
         # A mixture has requests of more kinds, and their times vary more.
         if seconds.get(CHOSEN, 0.0) >= _GAIN * seconds.get(COMPRESSED, math.inf):

@@ -78,7 +78,7 @@ class Decision:
         seconds: time of all exchanges of the group in a step, by choice. Exchanges run one after
             the other, encoding and decoding included. The minimum over some steps, then the mean
             over the ranks.
-        step_seconds: time of a whole step, from the first gradient to the last average, by
+        step_seconds: time of a whole step, from its first gradient to that of the next step, by
             contender: with all groups of this trial dense, all in float16, as chosen by their
             exchanges, and all compressed. The median over some steps, then the mean over the ranks.
             None if there was no race, as where dense exchanges were fastest for all groups.

@@ -15,11 +15,12 @@ from gradcomp.adapter_api import AllGather, AllReduce, Broadcast
 from gradcomp.errors import ConfigError, ProtocolError
 from torch_compressors import init_process_group
 from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.messages import BROADCASTS, MESSAGES
 
 LIMIT = message_limit([1000], 0)
 
 # By name: the size that a message claims, and the bytes that follow it.
-MESSAGES = {
+DAMAGED = {
     "2^64-1": (2**64 - 1, 0),
     "2^63": (2**63, 0),
     "2^40": (2**40, 0),
@@ -44,12 +45,11 @@ def main() -> None:
         engine.finish(engine.start(AllReduce("int16", np.zeros(5, np.int16))))
     except ConfigError as error:
         print(f"refused: {error}", flush=True)
-    for name, (size, count) in MESSAGES.items():
+    for name, (size, count) in DAMAGED.items():
         for make in (AllGather, Broadcast):
             if dist.get_rank() == 1:
-                answer(
-                    group, [2 * size if make is Broadcast and size == LIMIT + 1 else size], count
-                )
+                claimed = 2 * size if make is Broadcast and size == LIMIT + 1 else size
+                answer(group, [claimed], count, BROADCASTS if make is Broadcast else MESSAGES)
                 continue
             try:
                 engine.finish(engine.start(make(name, np.zeros(5, np.uint8))))
@@ -67,13 +67,13 @@ def main() -> None:
     dist.barrier()
 
 
-def answer(group: dist.ProcessGroup, sizes: Sequence[int], count: int) -> None:
+def answer(group: dist.ProcessGroup, sizes: Sequence[int], count: int, tag: int = MESSAGES) -> None:
     """Receive rank 0's message, and send one that claims some sizes and has ``count`` bytes."""
     received = torch.empty(2**16, dtype=torch.uint8)
-    receiving = group.recv([received], 0, 0)
+    receiving = group.recv([received], 0, tag)
     head = np.array(sizes, "<u8").view(np.uint8)
     message = np.concatenate([head, np.ones(count, np.uint8)])
-    group.send([torch.from_numpy(message)], 0, 0).wait()
+    group.send([torch.from_numpy(message)], 0, tag).wait()
     receiving.wait()
 
 

@@ -227,7 +227,7 @@ def tf_policy() -> None:
     weights = variables({"matrix": MATRIX, "other": (128, 256)})
     compression = Compression(configured("residual|int8", policy="auto"), weights)
     averages = tf.function(averages_of(weights, compression))
-    for step in range(60):
+    for step in range(140):
         for average in averages([tf.constant(grad) for grad in gradients(weights, step)]):
             check_same_on_all_ranks(average.numpy())
         if compression.stats.decisions:
