@@ -48,6 +48,37 @@ def test_the_rate_is_that_of_the_whole_bucket(rate: float) -> None:
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize("coder", ["", ",coder=polar"])
+@pytest.mark.parametrize("rate", [0.25, 1])
+def test_steps_follow_the_root_of_the_root_mean_square(rate: float, coder: str) -> None:
+    codec = gradcomp.get_codec(f"adaptive(rate={rate},step=energy{coder})")
+    scales = np.float32([1, 0.1, 10, 1e-9])
+    carried = [np.zeros(codec.carried, np.float32) for _ in scales]
+    residuals = [np.zeros(180 * 120, np.float32) for _ in scales]
+    for step in range(3):
+        bucket = [
+            scale * structured(180, 120, 10 * number + step) for number, scale in enumerate(scales)
+        ]
+        corrected = [left + x.reshape(-1) for left, x in zip(residuals, bucket, strict=True)]
+        items = [
+            EncodeItem(codec, x, carried=one, residual=left)
+            for x, one, left in zip(bucket, carried, residuals, strict=True)
+        ]
+        data, _ = encode_batch(items)
+        assert abs(8 * data.size / sum(x.size for x in bucket) / rate - 1) < 0.03
+        frames = split_frames(data, len(bucket))
+        for frame, whole, left in zip(frames, corrected, residuals, strict=True):
+            np.testing.assert_array_equal(left, whole - codec.decode(frame))
+        # Those of the gradients, whatever waits.
+        found = [float(frame[HEAD + 6 : HEAD + 10].view("<f4")[0]) for frame in frames[:3]]
+        energies = [float(np.mean(x.astype(np.float64) ** 2)) for x in bucket[:3]]
+        np.testing.assert_allclose(
+            np.divide(found, found[0]), np.divide(energies, energies[0]) ** 0.25, rtol=1e-5
+        )
+        # Its root mean square would have a finer step than 1 / 32 of the bucket's.
+        assert frames[3].size == HEAD + 4 + 1
+
+
 def test_error_falls_with_the_rate() -> None:
     x = structured(256, 192)
     errors = [error_of(f"adaptive(rate={rate})", x) for rate in RATES]
@@ -108,7 +139,8 @@ def test_extreme_elements_stay_finite_and_are_sent() -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize(
-    "params", ["rate=0.1", "rate=1,rank=0", "rate=1,rank=2", "rate=1,coder=polar"]
+    "params",
+    ["rate=0.1", "rate=1,rank=0", "rate=1,rank=2", "rate=1,coder=polar", "rate=1,step=energy"],
 )
 def test_error_feedback_leaves_exactly_what_was_not_sent(params: str, keeps: bool) -> None:
     """Also where elements are far beyond the levels of the tables."""

@@ -52,6 +52,9 @@ constexpr double kCarriedSlope = 1.5;
 constexpr double kErrorSlope = 1.2;
 constexpr double kMostValue = 1e30;
 
+// step=energy: of a tensor's step, in steps of the bucket, and its inverse.
+constexpr double kMostMultiple = 32;
+
 // Bytes by the step: at high rates each halving of the step takes a bit more for each element; at
 // low ones there is less left outside of the dead zone.
 double first_slope(double target, double elements) {
@@ -93,11 +96,11 @@ double SearchGoal::value(double bytes, double squared_error, bool zero) const {
   return std::max(value, bytes / most);
 }
 
-void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float largest) {
+void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float largest, double energy) {
   const MatrixShape& shape = plan->quantized.shape();
   largest_ = std::max(largest_, largest);
-  candidates_.push_back(
-      {&options_, plan, tensor, LearnedBasis::of(tensor->basis, shape.rows, shape.cols)});
+  candidates_.push_back({&options_, plan, tensor, largest, energy,
+                         LearnedBasis::of(tensor->basis, shape.rows, shape.cols)});
 }
 
 Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
@@ -115,14 +118,13 @@ Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
   }
   GRADCOMP_TRY(turn_all(scratch));
   GRADCOMP_TRY(give_room(scratch));
-  least_step_ =
-      std::max(static_cast<double>(largest_) / (kMaxLevel - 2), static_cast<double>(kLeastStep));
+  set_multiples();
   GRADCOMP_TRY(resumed ? resume(scratch) : begin());
   StepSearch found{};
   GRADCOMP_TRY(settle(&resumed, &found, scratch));
   bool part = false;
   GRADCOMP_TRY(send_part(&found, &part, scratch));
-  for (Candidate& one : candidates_) one.plan->step = found.step;
+  for (Candidate& one : candidates_) one.plan->step = found.step * one.multiple;
   if (part) {
     for (Candidate& one : candidates_) {
       one.plan->groups = 0;
@@ -156,7 +158,7 @@ Status BucketSearch::turn_all(Scratch& scratch) {
     if (!one.turned) continue;
     const float largest = one.turn_to(out, one.plan);
     one.turned = largest > 0;
-    largest_ = std::max(largest_, largest);
+    one.largest = std::max(one.largest, largest);
     out += one.shape().size();
   }
   return {};
@@ -208,7 +210,12 @@ void BucketSearch::choose_ranks() {
     if (overspent()) return std::numeric_limits<double>::infinity();
     const double bytes_worth =
         goal_.error > 0 ? 8 * kBitWorth * bytes_ * first_step * first_step : 0;
-    return sample_error(step) + bytes_worth;
+    // In squares of each tensor's step.
+    const double error = sum_of([&](const Candidate& one) {
+      const auto multiple = static_cast<double>(one.multiple);
+      return one.sample_error(step * one.multiple) / (multiple * multiple);
+    });
+    return error + bytes_worth;
   };
   // The best ranks depend on the step, and the step on the ranks, so both are chosen in turn.
   double least_cost =
@@ -219,7 +226,7 @@ void BucketSearch::choose_ranks() {
   float finer = 0, coarser = 0;  // trials too fine and too coarse for the rest, the last ones
   bool first = true;
   for (int round = 0; round < kRounds; ++round) {
-    for_candidates([&](Candidate& one) { one.choose_rank(first, trial); });
+    for_candidates([&](Candidate& one) { one.choose_rank(first, trial * one.multiple); });
     first = false;
     const float solved =
         find_step(static_cast<double>(trial), least_step_, goal_.target(), kRankTolerance,
@@ -258,7 +265,8 @@ Status BucketSearch::resume(Scratch& scratch) {
   auto step = static_cast<float>(std::max(carried_step * unit(), least_step_));
   for (int round = 0;; ++round) {
     for (Candidate& one : candidates_) {
-      one.choice.factor_step = short_float(static_cast<double>(step * one.carried.factor_step));
+      const float own = step * one.multiple;
+      one.choice.factor_step = short_float(static_cast<double>(own * one.carried.factor_step));
     }
     GRADCOMP_TRY(take_out(scratch));
     step_ = find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
@@ -388,14 +396,15 @@ Status BucketSearch::store(bool resumed, const StepSearch& found) {
   const auto step = static_cast<float>(static_cast<double>(found.step) / unit());
   return try_candidates([&](Candidate& one) -> Status {
     CarriedState& carried = one.carried;
+    const float own = found.step * one.multiple;
     if (resumed && --carried.due < 1) {
-      const double cost = one.choose_rank(one.choice.rank == 0, found.step);
-      GRADCOMP_TRY(one.compare_turned(cost, found.step));
+      const double cost = one.choose_rank(one.choice.rank == 0, own);
+      GRADCOMP_TRY(one.compare_turned(cost, own));
       carried.factor_step = 1;
       carried.due = static_cast<float>(one.period());
     }
     if (!resumed) {
-      carried.factor_step = one.choice.rank == 0 ? 1 : one.choice.factor_step / found.step;
+      carried.factor_step = one.choice.rank == 0 ? 1 : one.choice.factor_step / own;
     }
     carried.step = step;
     const auto rank = static_cast<float>(one.choice.rank);
@@ -436,7 +445,7 @@ void BucketSearch::place_points(const StepSearch& levels) {
     groups = 0;
   }
   for (Candidate& one : candidates_) {
-    one.plan->step = found.step;
+    one.plan->step = found.step * one.multiple;
     one.plan->groups = groups;
   }
 }
@@ -444,22 +453,23 @@ void BucketSearch::place_points(const StepSearch& levels) {
 bool BucketSearch::overspent() const { return bytes_ > (1 + kTolerance) * goal_.most; }
 
 double BucketSearch::sample_value(float step) {
-  bytes_ = sum_of([&](Candidate& one) { return one.sample_bytes(step); });
+  bytes_ = sum_of([&](Candidate& one) { return one.sample_bytes(step * one.multiple); });
   return goal_.value(bytes_, goal_.error > 0 ? sample_error(step) : 0, zero_levels());
 }
 
 double BucketSearch::sample_error(float step) {
-  return sum_of([&](const Candidate& one) { return one.sample_error(step); });
+  return sum_of([&](const Candidate& one) { return one.sample_error(step * one.multiple); });
 }
 
 double BucketSearch::bytes(float step) {
-  return sum_of([&](Candidate& one) { return one.bytes(step); });
+  return sum_of([&](Candidate& one) { return one.bytes(step * one.multiple); });
 }
 
 double BucketSearch::value(float step) {
   bytes_ = bytes(step);
   const double error =
-      goal_.error > 0 ? sum_of([&](const Candidate& one) { return one.error(step); }) : 0;
+      goal_.error > 0 ? sum_of([&](const Candidate& one) { return one.error(step * one.multiple); })
+                      : 0;
   return goal_.value(bytes_, error, zero_levels());
 }
 
@@ -468,12 +478,33 @@ double BucketSearch::bytes_with_points(float step, std::uint8_t groups, double* 
   *error = 0;
   for (Candidate& one : candidates_) {
     TensorPlan& plan = *one.plan;
-    plan.quantize(step);
+    plan.quantize(step * one.multiple);
     const GroupCoder coder(plan.quantized, plan.counted, plan.symbols, groups);
     sum += coder.bytes();
     *error += coder.error() * static_cast<double>(step) * static_cast<double>(step);
   }
   return sum;
+}
+
+void BucketSearch::set_multiples() {
+  double energy = 0;
+  double elements = 0;
+  for (const Candidate& one : candidates_) {
+    energy += one.energy;
+    elements += static_cast<double>(one.shape().size());
+  }
+  float largest = 0;  // in multiples
+  for (Candidate& one : candidates_) {
+    if (energy > 0) {
+      const double ratio = one.energy / static_cast<double>(one.shape().size()) * elements / energy;
+      const double multiple = std::sqrt(std::sqrt(ratio));
+      one.multiple =
+          static_cast<float>(std::min(std::max(multiple, 1 / kMostMultiple), kMostMultiple));
+    }
+    largest = std::max(largest, one.largest / one.multiple);
+  }
+  least_step_ =
+      std::max(static_cast<double>(largest) / (kMaxLevel - 2), static_cast<double>(kLeastStep));
 }
 
 double BucketSearch::root_mean_square() {

@@ -32,8 +32,9 @@ class BucketSearch {
   // Adds a tensor whose elements count towards the rate, but which has no symbols to search for.
   void add_elements(std::size_t n) { elements_ += static_cast<double>(n); }
   double elements() const { return elements_; }
-  // Adds a tensor to search for; `largest` is its largest magnitude. Both pointers must stay valid.
-  void add(TensorPlan* plan, const BucketTensor* tensor, float largest);
+  // Adds a tensor to search for; `largest` is its largest magnitude, `energy` what its step follows
+  // with step=energy. Both pointers must stay valid.
+  void add(TensorPlan* plan, const BucketTensor* tensor, float largest, double energy);
   bool empty() const { return candidates_.empty(); }
 
   // Makes the plans of all tensors that were added, for this goal.
@@ -59,9 +60,10 @@ class BucketSearch {
   // Chooses ranks and the step in turn, from samples.
   void choose_ranks();
   Status resume(Scratch& scratch);
-  // Turns the matrices of candidates that are `turned`; raises `largest_` to their largest
-  // magnitude.
+  // Turns the matrices of candidates that are `turned`; raises their `largest`.
   Status turn_all(Scratch& scratch);
+  // Sets the candidates' multiples and `least_step_`.
+  void set_multiples();
   // Gives candidates room for copies of their rows. Kept memory, as fresh pages take time.
   Status give_room(Scratch& scratch);
   // The most pairs that store() tries of a tensor: any where it has none, else at most twice as

@@ -147,7 +147,7 @@ Status Candidate::compare_turned(double cost, float step) {
   if (learned.rank == 0) return {};
   std::vector<float> buffer;
   TensorPlan other_plan;
-  Candidate other{options, &other_plan, tensor, learned};
+  Candidate other{options, &other_plan, tensor, largest, energy, learned};
   other.turned = !turned;
   other_plan.quantized = Quantized(tensor->x.data(), shape());
   if (other.turned) {

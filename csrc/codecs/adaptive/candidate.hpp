@@ -19,6 +19,7 @@ struct SearchOptions {
   static constexpr int kAuto = -1;
   int rank = kAuto;     // kAuto: for each tensor the one that costs least
   bool points = false;  // coder=polar: groups of elements may become lattice points
+  bool energy = false;  // step=energy: each tensor's step follows its energy
 
   // The most pairs of a matrix.
   std::size_t max_rank(const MatrixShape& shape) const;
@@ -33,6 +34,8 @@ struct Candidate {
   const SearchOptions* options;
   TensorPlan* plan;
   const BucketTensor* tensor;
+  float largest = 0;          // magnitude
+  double energy = 0;          // with step=energy: of the gradient
   LearnedBasis learned = {};  // rank 0: none that this step can use
   CarriedState carried = CarriedState::from({tensor->carried.data(), tensor->carried.size()});
   bool turned = false;  // whether the tensor is sent in the learned basis
@@ -42,6 +45,9 @@ struct Candidate {
   // Filled by take_sample():
   SampledRows rows = {};
   double scale = 1;  // elements of the tensor for each of the sample
+  // The tensor's step, in steps of the bucket; set after take_sample(). A step that is given to
+  // this class is the tensor's.
+  float multiple = 1;
   // The sample without the low-rank part of `choice`, as choose_rank() or sample_rest() leave it;
   // `rest` has the elements of choose_rank().
   Quantized sample{nullptr, {}};

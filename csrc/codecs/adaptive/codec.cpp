@@ -74,8 +74,8 @@ const char* refuse(const Params& params, const StageInfo*) {
 
 SearchOptions search_options(const Recipe& recipe) {
   const std::string rank = recipe.params.choice("rank");
-  return {rank == "auto" ? SearchOptions::kAuto : std::stoi(rank),
-          chosen(recipe, "coder", "polar")};
+  return {rank == "auto" ? SearchOptions::kAuto : std::stoi(rank), chosen(recipe, "coder", "polar"),
+          chosen(recipe, "step", "energy")};
 }
 
 class Adaptive final : public Codec, public BucketCodec {
@@ -231,6 +231,9 @@ StageInfo adaptive_stage() {
       choice_param("coder", nullptr, "ecsq|polar",
                    "of what pairs leave; polar: points of a lattice, half chosen by polar codes, "
                    "where that costs less; without: ecsq"),
+      choice_param("step", nullptr, "bucket|energy",
+                   "of the quantizer; energy: each tensor's grows with the square root of its root "
+                   "mean square, for AdamW; without: bucket, one for all its tensors"),
       choice_param(
           "preset", nullptr, "default|basis",
           "basis: all ranks keep directions of past averages, and see gradients from them; "

@@ -20,6 +20,12 @@ constexpr float kSmallest = 0x1p-100f;
 // The payloads of a bucket may take so many bytes, however few elements it has.
 constexpr double kLeastBytes = 32;
 
+// The sum of squares of a tensor before error feedback.
+double of_gradient(const BucketTensor& tensor) {
+  if (tensor.feedback != nullptr) return tensor.feedback->gradient_energy();
+  return kernels().sum_squares(tensor.x.data(), tensor.x.size());
+}
+
 }  // namespace
 
 Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
@@ -27,6 +33,7 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
   plans->assign(tensors.size(), {});
   std::vector<std::uint32_t> largest(tensors.size(), 0);  // magnitude, as bits
   std::vector<double> squares(tensors.size(), 0);
+  std::vector<double> energies(tensors.size(), 0);  // with step=energy: of the gradients
   for_tensors(
       tensors.size(), [&](std::size_t i) { return tensors[i].x.size(); },
       [&](std::size_t i) {
@@ -34,6 +41,7 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
         if (x.size() < kMinAdaptive) return;
         largest[i] = kernels().max_magnitude(x.data(), x.size());
         if (target_.error > 0) squares[i] = kernels().sum_squares(x.data(), x.size());
+        if (options_.energy) energies[i] = of_gradient(tensors[i]);
       });
   BucketSearch search(options_);
   double fixed = 0;        // bytes that do not depend on the step
@@ -55,12 +63,10 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
       fixed += 1;
       continue;
     }
-    search.add(&plan, &tensors[i], bits_float(bits));
+    search.add(&plan, &tensors[i], bits_float(bits), energies[i]);
     if (target_.error == 0) continue;
-    const Feedback* const feedback = tensors[i].feedback;
-    const double of_gradient = feedback == nullptr ? squares[i] : feedback->gradient_energy();
     energy += squares[i];
-    mean_energy += EnergyMean::next(of_gradient, x.size(), tensors[i].carried);
+    mean_energy += EnergyMean::next(of_gradient(tensors[i]), x.size(), tensors[i].carried);
   }
   if (search.empty()) return {};
   const double asked = target_.rate * search.elements() / 8;
