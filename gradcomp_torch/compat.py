@@ -134,17 +134,22 @@ def destroy_process_group(group: Any = None, version: str = torch.__version__) -
     """``torch.distributed.destroy_process_group`` that does not wait for a thread which waits for it.
 
     Before 2.8, the destructor of a process group waits for Gloo's threads without releasing the lock of the
-    interpreter, which a thread needs to free a tensor (pytorch/pytorch#154976). That of its back end releases it.
-    ``_get_backend`` and ``_world``: 2.4, 2.6.
+    interpreter, which a thread needs to free a tensor (pytorch/pytorch#154976). That of its back end releases it, so
+    the last reference must be one to the back end.
     """
-    c10d = importlib.import_module("torch.distributed.distributed_c10d")
-    held = []
-    if _is_older(version, (2, 8)):
-        for known in c10d._world.pg_map:
-            with suppress(RuntimeError):  # it has none for the host
-                held.append(known._get_backend(torch.device("cpu")))
-    c10d.destroy_process_group(group)
+    held = _host_backends() if _is_older(version, (2, 8)) else []
+    importlib.import_module("torch.distributed.distributed_c10d").destroy_process_group(group)
     held.clear()
+
+
+def _host_backends() -> list[Any]:
+    """The back ends of all process groups for tensors of the host; 2.4, 2.6."""
+    c10d = importlib.import_module("torch.distributed.distributed_c10d")
+    found = []
+    for group in c10d._world.pg_map:
+        with suppress(RuntimeError):  # it has none
+            found.append(group._get_backend(torch.device("cpu")))
+    return found
 
 
 def gather_into(group: Any, out: torch.Tensor, message: torch.Tensor) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from gradcomp.errors import ConfigError
+from gradcomp_torch import compat
 from gradcomp_torch.compat import check_version, destroy_process_group, require
 from support.files import ROOT
 
@@ -96,6 +99,25 @@ def test_no_thread_of_gloo_outlives_its_group(
     destroy_process_group(version=version)
     assert not dist.is_initialized()
     assert gloo_threads() == 0
+
+
+def test_before_2_8_the_back_end_outlives_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the destructor of the back end lets Gloo's threads free tensors while it waits for them."""
+    ended: list[str] = []
+    found = compat._host_backends
+
+    def watched() -> list[Any]:
+        backends = found()
+        for backend in backends:
+            weakref.finalize(backend, ended.append, "back end")
+        return backends
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(compat, "_host_backends", watched)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    weakref.finalize(dist.group.WORLD, ended.append, "group")
+    destroy_process_group(version="2.4.0")
+    assert ended == ["group", "back end"]
 
 
 def gloo_threads() -> int:
