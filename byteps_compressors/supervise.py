@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from gradcomp.processors import processors
+
 __all__ = ["BY_SIGNAL", "GRACE_SECONDS", "Order", "main"]
 
 POLL_SECONDS = 0.05
@@ -110,7 +112,7 @@ def main() -> int:
 def _run(order: Order, work: Path, tag: str) -> int:
     environment = {
         # Divide the processors: if every worker uses all of them, workers slow each other down.
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // max(1, order.workers))),
+        "OMP_NUM_THREADS": str(max(1, processors() // max(1, order.workers))),
         "PYTHONUNBUFFERED": "1",
         **os.environ,
         **order.environment,

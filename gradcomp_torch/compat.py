@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "check_version",
     "comm_hooks",
     "current_backward",
+    "destroy_process_group",
     "foreach_add_",
     "foreach_copy_",
     "foreach_mul",
@@ -65,13 +67,17 @@ def check_version(version: str = torch.__version__) -> None:
     Raises:
         ConfigError: the version is too old.
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is not None and (int(found[1]), int(found[2])) < LEAST:
+    if _is_older(version, LEAST):
         least = ".".join(map(str, LEAST))
         raise ConfigError(
             f"PyTorch {version} is too old; the adapters of gradcomp need {least} or later: run "
             f"pip install 'torch>={least}'"
         )
+
+
+def _is_older(version: str, least: tuple[int, int]) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) < least
 
 
 check_version()
@@ -80,9 +86,8 @@ check_version()
 def kernels_refusal(triton: str, version: str = torch.__version__) -> str:
     """Why versions of Triton and PyTorch do not run kernels; nothing if they do."""
     for package, text in (("PyTorch", version), ("Triton", triton)):
-        found = re.match(r"(\d+)\.(\d+)", text)
         least = LEAST_FOR_KERNELS[package]
-        if found is not None and (int(found[1]), int(found[2])) < least:
+        if _is_older(text, least):
             return f"{package} {text} is too old for kernels, which need {'.'.join(map(str, least))} or later"
     return ""
 
@@ -123,6 +128,28 @@ def second_connection(store: Any) -> Any:
     name them.
     """
     return store.clone() if hasattr(store, "clone") else store
+
+
+def destroy_process_group(group: Any = None, version: str = torch.__version__) -> None:
+    """``torch.distributed.destroy_process_group`` that does not wait for a thread which waits for it.
+
+    Before 2.8, the destructor of a process group waits for Gloo's threads without releasing the lock of the
+    interpreter, which a thread needs to free a tensor (pytorch/pytorch#154976). That of its back end releases it, so
+    the last reference must be one to the back end.
+    """
+    held = _host_backends() if _is_older(version, (2, 8)) else []
+    importlib.import_module("torch.distributed.distributed_c10d").destroy_process_group(group)
+    held.clear()
+
+
+def _host_backends() -> list[Any]:
+    """The back ends of all process groups for tensors of the host; 2.4, 2.6."""
+    c10d = importlib.import_module("torch.distributed.distributed_c10d")
+    found = []
+    for group in c10d._world.pg_map:
+        with suppress(RuntimeError):  # it has none
+            found.append(group._get_backend(torch.device("cpu")))
+    return found
 
 
 def gather_into(group: Any, out: torch.Tensor, message: torch.Tensor) -> Any:

@@ -25,7 +25,7 @@ def distributed() -> str:
         tensor = torch.ones(3, dtype=torch.float32, device="cpu")
         dist.all_reduce(tensor)
         gradient = _compressed_step(torch)
-        dist.destroy_process_group()
+        importlib.import_module("gradcomp_torch.compat").destroy_process_group()
     if float(tensor.sum()) != 3 or not torch.allclose(gradient, torch.ones_like(gradient)):
         raise ProbeError("an average is wrong")
     others = ("nccl", "mpi", "ucc", "xccl")

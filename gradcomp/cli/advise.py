@@ -15,10 +15,11 @@ from gradcomp.cli import show
 from gradcomp.cli.advise_gpu import gpu_json, gpu_lines
 from gradcomp.cli.options import MODEL_HELP, JsonOption
 from gradcomp.cli.spec_cell import SpecCell
-from gradcomp.codec.threads import processors, use_processors
+from gradcomp.codec.threads import use_processors
 from gradcomp.config.schema import Config
 from gradcomp.config.sources import load_sources
 from gradcomp.errors import GradcompError
+from gradcomp.processors import processors
 from gradcomp.tools.advise import links as measuring
 from gradcomp.tools.advise import rank as ranking
 from gradcomp.tools.advise.accuracy import comparisons

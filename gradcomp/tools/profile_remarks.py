@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradcomp.codec.threads import processors
+from gradcomp.processors import processors
 from gradcomp.tools.profile_model import ModelProfile
 
 __all__ = ["remarks_on"]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gradcomp import _core
-from gradcomp.codec import threads
-from gradcomp.codec.threads import processors, use_processors
+from gradcomp import processors as of_host
+from gradcomp.codec.threads import use_processors
+from gradcomp.processors import processors
 from gradcomp_torch.encoder_thread import encodes_beside
 from support.pipelines import config_of
 
@@ -21,7 +22,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     before = _core.thread_count()
     monkeypatch.delenv("GRADCOMP_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
-    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(of_host, "_QUOTA", tmp_path / "cpu.max")
     yield tmp_path / "cpu.max"
     _core.set_thread_count(before)
 

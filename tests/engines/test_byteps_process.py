@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from byteps_compressors import launch, process, server
+from byteps_compressors.supervise import Order
 from gradcomp.errors import ConfigError
 
 CLUSTER = {
@@ -99,3 +101,30 @@ class TestLauncher:
             launch.main([f"{option}={seconds}", "--", "python"])
         assert ended.value.code == 2
         assert f"{seconds}; it must be a number of seconds above 0" in capsys.readouterr().err
+
+
+class TestSupervisor:
+    def test_processors_are_divided_by_workers_on_any_system(self) -> None:
+        """Also where the standard library cannot tell which processors a process may use, as on macOS."""
+        report = "import os; print(os.environ['OMP_NUM_THREADS'])"
+        order = Order(
+            [sys.executable, "-c", report], {}, "/", 2, is_worker=False, stopped_seconds=1
+        )
+        program = (
+            "import os; del os.sched_getaffinity; os.cpu_count = lambda: 4; "
+            "from gradcomp import processors; processors._QUOTA = processors.Path('/no limit'); "
+            "from byteps_compressors import supervise; raise SystemExit(supervise.main())"
+        )
+        supervisor = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with supervisor as running:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            running.stdin.write(order.to_line())
+            running.stdin.flush()
+            assert running.stdout.read() == b"2\n"
+            assert running.wait() == 0

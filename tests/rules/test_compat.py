@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gradcomp.errors import ConfigError
-from gradcomp_torch.compat import check_version, require
+from gradcomp_torch import compat
+from gradcomp_torch.compat import check_version, destroy_process_group, require
 from support.files import ROOT
 
 PACKAGES = ("gradcomp_torch", "byteps_compressors", "horovod_compressors", "torch_compressors")
 COMPAT = Path("gradcomp_torch/compat.py")
 
 PRIVATE = {
-    *("_C", "_execution_engine", "_get_fsdp_state", "_allgather_base"),
+    *("_C", "_execution_engine", "_get_fsdp_state", "_allgather_base", "_get_backend"),
     *("_join_config", "_divide_by_initial_world_size", "_use_python_reducer", "_comm_hooks"),
     *("_post_accumulate_grad_hooks", "_orig_mod", "_register_builtin_comm_hook"),
 }
@@ -81,3 +85,42 @@ def test_a_missing_name_is_an_error_with_the_remedy() -> None:
         ConfigError, match=r"has no other, which this test needs: run pip install 'torch>=2\.6'"
     ):
         require(torch, "other", "2.6", "this test")
+
+
+@pytest.mark.parametrize("version", ["2.4.0", "2.7.1", torch.__version__])
+def test_no_thread_of_gloo_outlives_its_group(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.new_group([0])
+    dist.all_reduce(torch.ones(3))
+    assert gloo_threads() > 0
+    destroy_process_group(version=version)
+    assert not dist.is_initialized()
+    assert gloo_threads() == 0
+
+
+def test_before_2_8_the_back_end_outlives_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the destructor of the back end lets Gloo's threads free tensors while it waits for them."""
+    ended: list[str] = []
+    found = compat._host_backends
+
+    def watched() -> list[Any]:
+        backends = found()
+        for backend in backends:
+            weakref.finalize(backend, ended.append, "back end")
+        return backends
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(compat, "_host_backends", watched)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    weakref.finalize(dist.group.WORLD, ended.append, "group")
+    destroy_process_group(version="2.4.0")
+    assert ended == ["group", "back end"]
+
+
+def gloo_threads() -> int:
+    """The number of threads of this process that PyTorch has named after Gloo."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo" in name for name in names)

@@ -7,6 +7,7 @@ import os
 import torch.distributed as dist
 
 from gradcomp.adapter_api import JobLinks
+from gradcomp_torch.compat import destroy_process_group
 from torch_compressors.gloo.engine import GlooEngine
 from torch_compressors.gloo.nodes import exchange_groups
 
@@ -22,6 +23,4 @@ def open_links() -> JobLinks:
     assert world is not None  # initialized
     engine = GlooEngine(exchange_groups(world, 1, None), _LIMIT, "gradcomp advise")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return JobLinks(
-        "torch", engine, world.rank(), world.size(), per_node, dist.destroy_process_group
-    )
+    return JobLinks("torch", engine, world.rank(), world.size(), per_node, destroy_process_group)

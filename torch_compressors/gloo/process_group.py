@@ -20,6 +20,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from gradcomp.adapter_api import HttpStore, ranks_text, use_processors
 from gradcomp.errors import ConfigError, PeerError
+from gradcomp_torch.compat import destroy_process_group
 from torch_compressors.gloo.liveness import Liveness
 
 __all__ = ["init_process_group", "local_place", "local_world_size", "use_own_processors"]
@@ -116,7 +117,7 @@ def _store_of_torchrun(rank: int, size: int, limit: timedelta) -> Any:
 
 def _leave() -> None:
     if dist.is_initialized():
-        dist.destroy_process_group()
+        destroy_process_group()
 
 
 def local_place() -> tuple[int, int] | None:

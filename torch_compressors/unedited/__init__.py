@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradcomp import Config
 from gradcomp.adapter_api import Patch, Unedited
 from gradcomp.errors import ConfigError
-from gradcomp_torch.compat import BUILTIN_HOOK, comm_hooks
+from gradcomp_torch.compat import BUILTIN_HOOK, comm_hooks, destroy_process_group
 from torch_compressors.ddp import DDPCompression, ddp_hook
 from torch_compressors.unedited.outer import OuterModels
 
@@ -134,6 +134,11 @@ def _saying_uncompressed(stock: Callable[..., Any], name: str, run: Unedited) ->
     return uncompressed
 
 
+def _patch_destroy(module: Any, run: Unedited) -> None:
+    """Make the script's process groups end in each version of PyTorch."""
+    module.destroy_process_group = destroy_process_group
+
+
 def _patch_spawn(module: Any, run: Unedited) -> None:
     """Make the processes of ``torch.multiprocessing.spawn`` compress, too."""
     for name in ("spawn", "start_processes"):
@@ -175,6 +180,7 @@ class _Spawned:
 
 PATCHES: dict[str, Patch] = {
     "torch.nn.parallel": _patch_ddp,
+    "torch.distributed": _patch_destroy,
     "torch.distributed.fsdp": _patch_fsdp,
     "torch.multiprocessing": _patch_spawn,
 }
