@@ -123,6 +123,7 @@ class DirectDevice(TorchDevice):
         self._exchanges: dict[str, _Exchange] = {}
         self._of_step: set[str] = set()
         self._checked: dict[str, list[Receiver]] = {}
+        self._averages = torch.zeros(0, dtype=torch.float32, device=device)
         self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
 
     def to_peers(self, codec: Codec) -> PeerDevice | None:
@@ -268,8 +269,13 @@ class DirectDevice(TorchDevice):
         def make_sender() -> ShareSender:
             kinds = tuple((item.codec.spec, item.grad.size) for item in tensors)
             total, lost = self.zeros(shares.size), self.zeros(shares.size)
+            # Buckets are collected one after the other.
+            numel = shares.ranks * shares.size
+            if self._averages.numel() < numel:
+                self._averages = torch.zeros(numel, dtype=torch.float32, device=self._device)
+            averages = self._averages[:numel]
             parts = self._parts(tensors)
-            return ShareSender(kinds, parts, shares, rank, total, lost, self._device)
+            return ShareSender(kinds, parts, shares, rank, total, lost, averages, self._device)
 
         return self._begin(name, tensors, shares, make_sender)
 

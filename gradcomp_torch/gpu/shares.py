@@ -39,10 +39,10 @@ class ShareSender(Sender):
         parts: their encoders, those of `topk` or `sampled_topk`, with one type of values.
         rank: this rank.
         total, lost: memory for the average of its share, and what is not sent of it.
+        averages: memory for the averages of all shares until they are collected, which senders may share.
 
     Attributes:
         form: of messages.
-        averages: memory for the averages of all shares.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class ShareSender(Sender):
         rank: int,
         total: Any,
         lost: Any,
+        averages: torch.Tensor,
         device: torch.device,
     ) -> None:
         super().__init__([kinds], parts, 0, device)
@@ -60,7 +61,7 @@ class ShareSender(Sender):
         self._shares, self._rank = shares, rank
         self.total, self.lost = total, lost
         self._late = torch.zeros(shares.size, dtype=torch.float32, device=device)
-        self.averages = torch.zeros(shares.ranks * shares.size, dtype=torch.float32, device=device)
+        self.averages = averages
         encoders = [_top_k(part) for part in parts]
         self._type = encoders[0].type
         self.form = KeptForm(self._type, counted=True, packed=True, fewest=0)

@@ -22,6 +22,7 @@ from gpu.guards import guard_all_tensors, used_guards
 from gradcomp import Config, EncodeItem, Pipeline, ProtocolError, get_codec
 from gradcomp.codec.devices import HOST
 from gradcomp.codec.shares import SHARE_BLOCK, Shares
+from gradcomp.exchange.automatic import share_link_bytes
 from gradcomp.exchange.patterns import peer_sparse_allreduce
 from gradcomp.exchange.patterns.peer_sparse_allreduce import PeerSparseAllReduce
 from gradcomp_torch.device_messages import DeviceMessage
@@ -47,6 +48,7 @@ def main() -> None:
     peer_sparse_allreduce.MIN_SHARE = 32
     print(f"{compare()} steps compared")
     print(f"{notice()} damaged messages noticed")
+    check_sizes()
     faults = list(used_guards())
     assert not faults, faults
 
@@ -200,6 +202,20 @@ def _exchange(
         with pytest.raises(ProtocolError, match=f"damaged message of rank {damaged} is in"):
             again()
     return device.to_host(out)
+
+
+def check_sizes() -> None:
+    """Messages have the sizes by which `auto` chooses."""
+    device, shares = DirectDevice(CPU), Shares(16384, 1638, 8)
+    gradient = device.from_host(np.ones(shares.numel, np.float32))
+    sent = device.begin_shares(
+        "scatter", [EncodeItem(get_codec("topk(k=1638)"), gradient)], shares, 0
+    )
+    average = device.from_host(np.ones(shares.size, np.float32))
+    choice = get_codec(f"topk(k={shares.chosen})")
+    gathered = device.begin_messages("gather", [[EncodeItem(choice, average)]])
+    nbytes = 7 / 8 * sum(sent.splits) + 7 * gathered.nbytes
+    assert nbytes == pytest.approx(share_link_bytes(shares, "fp32"), rel=0.03)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpu.conftest import Mutate
@@ -14,6 +16,13 @@ def test_shares_of_devices_are_those_of_the_host() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     steps = by_scope(4, 24)
     assert done.stdout == f"{steps} steps compared\n10 damaged messages noticed\n"
+
+
+def test_processes_of_ddp_average_as_rounds_through_the_host(tmp_path: Path) -> None:
+    done = run("shares_in_ddp.py", str(tmp_path / "store"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert ranks == [f"rank {rank}: 3 steps compared" for rank in range(2)]
 
 
 @pytest.mark.full
