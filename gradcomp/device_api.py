@@ -23,6 +23,7 @@ from gradcomp.codec.frame_parts import (
     rotation_of,
     sample_of,
 )
+from gradcomp.codec.shares import SHARE_BLOCK, Shares
 from gradcomp.codec.spec import Stage, parse
 from gradcomp.exchange.algorithms.factor_device import (
     ApplyItem,
@@ -38,6 +39,7 @@ MAX_NUMEL = _core.MAX_NUMEL
 
 __all__ = [
     "MAX_NUMEL",
+    "SHARE_BLOCK",
     "STATE_KINDS",
     "AdvanceItem",
     "ApplyItem",
@@ -54,6 +56,7 @@ __all__ = [
     "PeerItem",
     "ProductItem",
     "SettleItem",
+    "Shares",
     "Stage",
     "clip_of_normal",
     "derive_stream",

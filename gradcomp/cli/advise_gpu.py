@@ -94,6 +94,7 @@ def _source(times: GpuTimes, measured: bool) -> str:
 
 def _table(advices: Sequence[GpuAdvice]) -> Table:
     table = show.table("spec", "device", "exchange", "ms", "speed", "hook", "wire", "MB")
+    table.columns[2].no_wrap = True
     for column in range(3, 8):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True

@@ -25,6 +25,7 @@ from gradcomp.codec.batch_items import (
     PeerItem,
 )
 from gradcomp.codec.codec import Codec
+from gradcomp.codec.shares import Shares
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
@@ -197,6 +198,53 @@ class PeerDevice(Protocol):
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """``residual += times * lost``, each rounded; then NaN and Inf become 0. ``lost`` is used up."""
+        ...
+
+    def begin_shares(
+        self, name: str, tensors: Sequence[EncodeItem], shares: Shares, rank: int
+    ) -> PeerMessages:
+        """As `begin_messages`, with a message for the owner of each share: its elements that tensors keep.
+
+        Of those other than 0, elements beyond the first `Shares.slots` are added to the residuals again, in this
+        rank's own share to its average. If one of the elements of another share is then NaN or Inf, the last one
+        that travels becomes NaN.
+
+        Args:
+            rank: this rank.
+        """
+        ...
+
+    def add_shares(
+        self, own_messages: PeerMessages, messages: Sequence[ByteArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """The average of all ranks' messages of this rank's share, added in rank order, and then of its own elements
+        that had no slot; see `add_messages`.
+
+        Returns:
+            The average, and memory of as many elements for what is not sent of it. Both hold until the next
+            `begin_shares` with this name.
+        """
+        ...
+
+    def collect_shares(
+        self,
+        own_messages: PeerMessages,
+        gathered: PeerMessages,
+        codec: Codec,
+        messages: Sequence[ByteArray],
+        outputs: Sequence[FloatArray],
+    ) -> None:
+        """Decode the messages of all shares' owners into ``outputs``; see `add_messages`.
+
+        Residuals get, in this rank's share, what was not sent of its average, times the number of ranks; see
+        `add_lost`.
+
+        Args:
+            own_messages: of `begin_shares`.
+            gathered: this rank's message for all ranks, with the average of its share as the only tensor.
+            codec: of that tensor.
+            outputs: for each tensor of the bucket.
+        """
         ...
 
 

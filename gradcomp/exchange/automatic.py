@@ -12,12 +12,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gradcomp.codec.codec import get_codec
+from gradcomp.codec.frame_parts import kept_count
+from gradcomp.codec.shares import Shares
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
 from gradcomp.exchange.patterns.sparse_allreduce import DESCRIPTION_BYTES, MIN_SHARE
 from gradcomp.exchange.patterns.sra import MIN_CHUNK
 
-__all__ = ["NUMEL", "Choice", "automatic_choice", "spec_link_bytes"]
+__all__ = ["NUMEL", "Choice", "automatic_choice", "share_link_bytes", "spec_link_bytes"]
 
 NUMEL = 2**20
 """Elements of a default bucket, for which bytes are compared."""
@@ -53,17 +55,17 @@ def automatic_choice(spec: Spec, ranks: int, between_devices: bool = False) -> C
 
     Args:
         spec: without schedules; a memory has no effect.
-        between_devices: messages travel from device to device, which have no sparse_allreduce.
+        between_devices: messages travel from device to device.
     """
     gather = spec_link_bytes(spec, "gather", ranks)
     dense = dense_link_bytes(4 * NUMEL, ranks)
     few = Choice("gather", "it is one round, and its average is not coded again")
-    other = _other(spec, ranks, between_devices)
+    other = _other(spec, ranks)
     if ranks <= 2 or other is None:
         return few
-    nbytes = spec_link_bytes(spec, other, ranks)
-    # From device to device a sparse codec has sra alone, which keeps far less of uneven gradients.
-    keeps_less = between_devices and "sparse" in get_codec(spec.codec).caps
+    nbytes = spec_link_bytes(spec, other, ranks, between_devices=between_devices)
+    # The sra of a sparse codec keeps far less of uneven gradients.
+    keeps_less = between_devices and other == "sra" and "sparse" in get_codec(spec.codec).caps
     if nbytes <= _OF_GATHER * gather and not keeps_less:
         return Choice(other, f"it passes {nbytes / gather:.1%} of a gather's bytes")
     if gather > _OF_DENSE * dense and nbytes < gather:
@@ -71,7 +73,7 @@ def automatic_choice(spec: Spec, ranks: int, between_devices: bool = False) -> C
     return few
 
 
-def _other(spec: Spec, ranks: int, between_devices: bool) -> str | None:
+def _other(spec: Spec, ranks: int) -> str | None:
     """The alternative to the gather: the pattern with the bytes that grow least with the ranks."""
     caps = get_codec(spec.codec).caps
     if "learns" in caps:  # from averages of whole tensors
@@ -80,19 +82,22 @@ def _other(spec: Spec, ranks: int, between_devices: bool) -> str | None:
         return "sra"
     # With about equal bytes, one choice from all sums keeps far more of uneven gradients than sra,
     # which chooses in each piece (benchmarks/exchange_bytes.py).
-    if MIN_SHARE * ranks <= NUMEL and not between_devices:
+    if MIN_SHARE * ranks <= NUMEL:
         return "sparse_allreduce"
     # Random elements of random elements are nearly none.
     return None if "seeded" in caps else "sra"
 
 
-def spec_link_bytes(spec: Spec, pattern: str, ranks: int, numel: int = NUMEL) -> float:
+def spec_link_bytes(
+    spec: Spec, pattern: str, ranks: int, numel: int = NUMEL, *, between_devices: bool = False
+) -> float:
     """Bytes that pass a rank's link for a tensor, by the sizes of `_expected_size`.
 
     Args:
         spec: without schedules; a memory has no effect.
         pattern: "reduce", "gather", "sra" or "sparse_allreduce".
         numel: the tensor's elements.
+        between_devices: "sparse_allreduce" is that of messages from device to device.
     """
     if pattern == "reduce":
         return link_bytes("allreduce", get_codec(spec.codec).max_payload_size(numel), ranks)
@@ -101,6 +106,10 @@ def spec_link_bytes(spec: Spec, pattern: str, ranks: int, numel: int = NUMEL) ->
         piece = _expected_size(spec, math.ceil(numel / ranks))
         return link_bytes("alltoall", ranks * piece, ranks) + link_bytes("allgather", piece, ranks)
     if pattern == "sparse_allreduce" and numel >= MIN_SHARE * ranks:
+        if between_devices:
+            params = _codec_stage(spec).params
+            shares = Shares(numel, kept_count(params, numel), ranks)
+            return share_link_bytes(shares, str(params["values"]))
         frames = _expected_size(_as_topk(spec), numel) + ranks * _FRAME_BYTES
         return (
             link_bytes("alltoall", frames, ranks)
@@ -108,6 +117,22 @@ def spec_link_bytes(spec: Spec, pattern: str, ranks: int, numel: int = NUMEL) ->
             + link_bytes("allgather", frames / ranks, ranks)
         )
     return link_bytes("allgather", whole, ranks)
+
+
+def share_link_bytes(shares: Shares, values: str) -> float:
+    """Bytes that pass a rank's link in `PeerSparseAllReduce`: a message for each share, and one for all ranks.
+
+    Args:
+        values: type of sent values, as in a spec.
+    """
+    ranks = shares.ranks
+    scattered, gathered = (
+        get_codec(f"topk(k={kept},values={values})").max_encoded_size(shares.size)
+        for kept in (shares.slots, shares.chosen)
+    )
+    return link_bytes("alltoall", ranks * scattered, ranks) + link_bytes(
+        "allgather", gathered, ranks
+    )
 
 
 @lru_cache(maxsize=4096)

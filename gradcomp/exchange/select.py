@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import pairwise
 
-from gradcomp.codec.codec import get_codec
+from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.codec.devices import Device
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.exchange.algorithms.atomo import Atomo
@@ -34,6 +34,7 @@ from gradcomp.exchange.patterns.differences import (
 )
 from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.patterns.joint_clip import joint_clip
+from gradcomp.exchange.patterns.peer_sparse_allreduce import PeerSparseAllReduce
 from gradcomp.exchange.patterns.reduce import BucketedReduce, NonlinearReduce, Reduce
 from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
 from gradcomp.exchange.patterns.single_rank import Alone
@@ -127,8 +128,12 @@ def exchange_choice(
         return Choice("reduce", "payloads can be added")
     if averaging != MEAN:
         return Choice("gather", f"{averaging} needs all ranks' tensors")
-    between_devices = peer_device is not None and peer_device.to_peers(codec) is not None
-    return automatic_choice(first, ranks, between_devices)
+    return automatic_choice(first, ranks, _between_devices(codec, peer_device))
+
+
+def _between_devices(codec: Codec, peer_device: Device | None) -> bool:
+    """Whether what a codec sends travels from device to device on all ranks."""
+    return peer_device is not None and peer_device.to_peers(codec) is not None
 
 
 def exchange_pattern(
@@ -384,5 +389,7 @@ def _flat_aggregator(
     if pattern == "sra":
         return Sra(codec, memory, context)
     if pattern == "sparse_allreduce":
+        if _between_devices(codec, context.peer_device):
+            return PeerSparseAllReduce(spec, memory, context)
         return SparseAllReduce(spec, memory, context)
     return Gather(codec, memory, context.seed, context.rank, context.state, averaging)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,7 +13,14 @@ import torch
 
 from gradcomp import Codec, EncodeItem
 from gradcomp.adapter_api import ByteArray, FloatArray
-from gradcomp.device_api import FactorDevice, PeerDevice, PeerItem, ProductItem, SettleItem
+from gradcomp.device_api import (
+    FactorDevice,
+    PeerDevice,
+    PeerItem,
+    ProductItem,
+    SettleItem,
+    Shares,
+)
 from gradcomp.errors import ProtocolError
 from gradcomp_torch.device_messages import DeviceMessage
 from gradcomp_torch.devices import Halves, array_of, convert, halves_of, tensor_of
@@ -24,6 +31,7 @@ from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
 from gradcomp_torch.gpu.peer_receive import Receiver, SumItem
 from gradcomp_torch.gpu.peer_send import HEADER, Layout, Part, Sender
 from gradcomp_torch.gpu.peer_sums import KeptForm, PeerTensor, Place, peer_form_of
+from gradcomp_torch.gpu.shares import ShareSender
 
 __all__ = ["DirectDevice"]
 
@@ -40,6 +48,7 @@ class _Messages(DeviceMessage):
     """
 
     name: str
+    sender: Sender
     layouts: list[Layout]
     receivers: dict[int | str, Receiver]
 
@@ -114,6 +123,7 @@ class DirectDevice(TorchDevice):
         self._exchanges: dict[str, _Exchange] = {}
         self._of_step: set[str] = set()
         self._checked: dict[str, list[Receiver]] = {}
+        self._averages = torch.zeros(0, dtype=torch.float32, device=device)
         self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
 
     def to_peers(self, codec: Codec) -> PeerDevice | None:
@@ -124,21 +134,33 @@ class DirectDevice(TorchDevice):
         self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
     ) -> Any:
         """See `PeerDevice`."""
+        division = size, list(map(len, groups))
+        tensors = list(chain.from_iterable(groups))
+        return self._begin(name, tensors, division, lambda: self._sender(groups, size))
+
+    def _begin(
+        self,
+        name: str,
+        tensors: Sequence[EncodeItem],
+        division: object,
+        make_sender: Callable[[], Sender],
+    ) -> _Messages:
+        """Launch what makes messages of tensors.
+
+        Args:
+            division: of the tensors into messages; with another one a sender is made.
+        """
         self._raise_found(name)
         self._forget_unused(name)
-        tensors = list(chain.from_iterable(groups))
-        given = size, list(map(len, groups)), list(map(_LASTING, tensors))
+        given = division, list(map(_LASTING, tensors))
         exchange = self._exchanges.get(name)
         if exchange is not None and exchange.messages is not None and exchange.repeats(given):
             with self._staging.beside(exchange.memory):
                 exchange.sender.launch_again()
             return exchange.messages
-        kinds = (
-            size,
-            [[(kind_of(tensor), tensor.grad.size) for tensor in group] for group in groups],
-        )
+        kinds = division, [(kind_of(tensor), tensor.grad.size) for tensor in tensors]
         if exchange is None or exchange.kinds != kinds:
-            exchange = _Exchange(kinds, self._sender(groups, size))
+            exchange = _Exchange(kinds, make_sender())
             self._exchanges[name] = exchange
         exchange.keep(given, tensors)
         sender = exchange.sender
@@ -150,7 +172,7 @@ class DirectDevice(TorchDevice):
                 ]
             )
         exchange.messages = _Messages(
-            sender.data, self._staging, name, sender.layouts, exchange.receivers
+            sender.data, self._staging, name, sender, sender.layouts, exchange.receivers
         )
         return exchange.messages
 
@@ -166,12 +188,14 @@ class DirectDevice(TorchDevice):
 
     def _sender(self, groups: Sequence[Sequence[EncodeItem]], size: int) -> Sender:
         kinds = [tuple((item.codec.spec, item.grad.size) for item in group) for group in groups]
-        tensors = list(chain.from_iterable(groups))
-        parts = [
+        parts = self._parts(list(chain.from_iterable(groups)))
+        return Sender(kinds, parts, size, self._device)
+
+    def _parts(self, tensors: Sequence[EncodeItem]) -> list[Part]:
+        return [
             Part(tensors[places[0]].codec.spec, places, encoder)
             for places, encoder in self._encoders_of(tensors)
         ]
-        return Sender(kinds, parts, size, self._device)
 
     def add_messages(
         self,
@@ -236,6 +260,60 @@ class DirectDevice(TorchDevice):
         whole = tensor_of(residual)
         whole.add_(tensor_of(lost).mul_(times))  # two roundings
         whole.copy_(torch.where(whole.isfinite(), whole, 0.0))
+
+    def begin_shares(
+        self, name: str, tensors: Sequence[EncodeItem], shares: Shares, rank: int
+    ) -> Any:
+        """See `PeerDevice`."""
+
+        def make_sender() -> ShareSender:
+            kinds = tuple((item.codec.spec, item.grad.size) for item in tensors)
+            total, lost = self.zeros(shares.size), self.zeros(shares.size)
+            # Buckets are collected one after the other.
+            numel = shares.ranks * shares.size
+            if self._averages.numel() < numel:
+                self._averages = torch.zeros(numel, dtype=torch.float32, device=self._device)
+            averages = self._averages[:numel]
+            parts = self._parts(tensors)
+            return ShareSender(kinds, parts, shares, rank, total, lost, averages, self._device)
+
+        return self._begin(name, tensors, shares, make_sender)
+
+    def add_shares(self, own_messages: Any, messages: Sequence[ByteArray]) -> tuple[Any, Any]:
+        """See `PeerDevice`."""
+        sender, ranks = own_messages.sender, len(messages)
+        if not self._receive_again(own_messages, "shares", messages, ()):
+            layout = own_messages.layouts[0]
+            tensor = PeerTensor(sender.total.tensor, layout.places[0], ())
+            sums = [SumItem({sender.form: [tensor]}, (0, ranks), 1.0 / ranks)]
+            headers = [layout.header] * ranks
+            self._receive(own_messages, "shares", messages, sums, messages, headers)
+        sender.add_late()
+        return sender.total, sender.lost
+
+    def collect_shares(
+        self,
+        own_messages: Any,
+        gathered: Any,
+        codec: Codec,
+        messages: Sequence[ByteArray],
+        outputs: Sequence[FloatArray],
+    ) -> None:
+        """See `PeerDevice`."""
+        sender, ranks = own_messages.sender, len(messages)
+        if not self._receive_again(gathered, "shares", messages, ()):
+            (layout,) = gathered.layouts
+            tensors = [
+                PeerTensor(average, layout.places[0], (), number)
+                for number, average in enumerate(sender.averages.chunk(ranks))
+            ]
+            sums = [SumItem({peer_form_of(codec.spec): tensors}, (0, ranks), None)]
+            headers = [layout.header] * ranks
+            self._receive(gathered, "shares", messages, sums, messages, headers)
+        for out in outputs:
+            array_of(out).discard()
+        self._staging.join()
+        sender.collect([tensor_of(out) for out in outputs])
 
     def factor_device(self) -> FactorDevice | None:
         """This device."""

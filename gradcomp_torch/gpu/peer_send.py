@@ -26,7 +26,7 @@ from gradcomp_torch.gpu.encoders.encoder import Encoder, PeerResult
 from gradcomp_torch.gpu.graphs import Replayed
 from gradcomp_torch.gpu.peer_sums import Place
 
-__all__ = ["HEADER", "Kinds", "Layout", "Part", "Sender"]
+__all__ = ["HEADER", "Kinds", "Layout", "Part", "Sender", "header_of"]
 
 HEADER = 16
 """Bytes."""
@@ -79,7 +79,7 @@ class Sender:
         self, groups: Sequence[Kinds], parts: Sequence[Part], size: int, device: torch.device
     ) -> None:
         self._device = device
-        self._headers = [_header(kinds, device) for kinds in groups]
+        self._headers = [header_of(kinds, device) for kinds in groups]
         self._counts = [len(kinds) for kinds in groups]
         self._parts = [(part, Table(part.encoder.bucket)) for part in parts]
         self.seeded = [False] * sum(self._counts)
@@ -174,7 +174,7 @@ class Sender:
         return Layout(header, places, size)
 
 
-def _header(kinds: Kinds, device: torch.device) -> torch.Tensor:
+def header_of(kinds: Kinds, device: torch.device) -> torch.Tensor:
     """The header of messages with tensors of these codecs and sizes."""
     digest = blake2b(repr(kinds).encode(), digest_size=HEADER).digest()
     return upload(np.frombuffer(digest, np.uint8), device)

@@ -41,11 +41,13 @@ class KeptForm(NamedTuple):
         type: of values; one of `VALUE_TYPES`.
         counted: messages say how many there are.
         packed: indices are packed; see kernels/packed.py.
+        fewest: number of elements that a message can say it has, at least.
     """
 
     type: int
     counted: bool
     packed: bool
+    fewest: int = 1
 
 
 @lru_cache(maxsize=256)
@@ -82,11 +84,13 @@ class PeerTensor(NamedTuple):
         acc: as in `AddItem`.
         place: of the tensor's result in each rank's message.
         streams: as in `gradcomp`'s `PeerItem`.
+        message: number of the message that has the tensor, where each one has another.
     """
 
     acc: torch.Tensor
     place: Place
     streams: Sequence[int]
+    message: int = 0
 
 
 class PeerSums(ABC):
@@ -94,7 +98,7 @@ class PeerSums(ABC):
 
     Args:
         begun: results are added to what the tensors hold, else to 0.
-        decodes: tensors become the one message's results, also where those are -0.0.
+        decodes: tensors become the results of their one message, also where those are -0.0.
 
     Attributes:
         version: another number for other launches: while it stays, they can be replayed.
@@ -111,7 +115,7 @@ class PeerSums(ABC):
     ) -> None:
         """Tell kernels about a step's tensors; copies only where it changed."""
         given = (
-            [(tensor.acc.data_ptr(), tensor.place) for tensor in tensors],
+            [(tensor.acc.data_ptr(), tensor.place, tensor.message) for tensor in tensors],
             [message.data_ptr() for message in messages],
             weight,
         )
@@ -194,7 +198,10 @@ class _PayloadSums(PeerSums):
 
 
 class _KeptSums(PeerSums):
-    """Kept elements: two launches for all ranks, and two that unpack."""
+    """Kept elements: two launches for all ranks, and two that unpack.
+
+    To `decodes`, messages of several ranks are as the message of one.
+    """
 
     def __init__(self, form: KeptForm, *, begun: bool, decodes: bool) -> None:
         super().__init__(begun=begun, decodes=decodes)
@@ -203,14 +210,18 @@ class _KeptSums(PeerSums):
     def _prepare(
         self, tensors: Sequence[PeerTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
-        ranks = len(messages)
         device = tensors[0].acc.device
         numels = [tensor.acc.numel() for tensor in tensors]
         counts = [tensor.place.elements for tensor in tensors]
         of_places = np.array(
-            [(place.values, place.indices, place.present) for _, place, _ in tensors], np.int64
+            [(place.values, place.indices, place.present) for _, place, *_ in tensors], np.int64
         )
-        begins = np.array([[message.data_ptr()] for message in messages], np.int64)
+        if self._decodes:
+            numbers = np.array([[tensor.message for tensor in tensors]])
+        else:
+            numbers = np.arange(len(messages))[:, None]
+        begins = np.array([message.data_ptr() for message in messages], np.int64)[numbers]
+        ranks = len(numbers)
         programs, first = spread(numels, RANGE)
         tables = np.zeros((ranks, len(tensors), fields.FIELDS.value), np.int64)
         tables[:, :, fields.ACC.value] = [tensor.acc.data_ptr() for tensor in tensors]
@@ -220,6 +231,7 @@ class _KeptSums(PeerSums):
         tables[:, :, fields.WEIGHT.value] = np.array(weight, np.float32).view(np.int32)
         tables[:, :, fields.VALUES.value] = begins + of_places[:, 0]
         tables[:, :, fields.COUNTED.value] = begins + of_places[:, 2]
+        tables[:, :, fields.MESSAGE.value] = numbers
         lists = begins + of_places[:, 1]
         arrays: list[npt.NDArray[Any]] = [tables, programs]
         if self._form.packed:
@@ -261,7 +273,8 @@ class _KeptSums(PeerSums):
             self._unpack()
         programs = self._programs.numel()
         of = (self._table, self._programs, self._bounds)
-        constants = {"COUNTS": self._form.counted, "RANGE": RANGE, **EXACT}
+        counts = self._form.counted
+        constants = {"COUNTS": counts, "FEWEST": self._form.fewest, "RANGE": RANGE, **EXACT}
         kept.bounds_kernel[(-(-programs // SEARCHES), self._ranks)](
             *of, programs, self._count, self._steps, B=SEARCHES, **constants
         )

@@ -16,6 +16,7 @@ from gradcomp.exchange.automatic import NUMEL, spec_link_bytes
 from gradcomp.exchange.averaging import Averaging
 from gradcomp.exchange.link import dense_link_bytes
 from gradcomp.exchange.patterns.gather import Gather
+from gradcomp.exchange.patterns.peer_sparse_allreduce import PeerSparseAllReduce
 from gradcomp.exchange.patterns.sparse_allreduce import SparseAllReduce
 from gradcomp.exchange.patterns.sra import Sra
 from gradcomp.exchange.select import choices_by_ranks, exchange_choice, exchange_pattern
@@ -93,8 +94,12 @@ class WithPeers(CoreDevice):
 @pytest.mark.parametrize(
     ("codec", "patterns"),
     [
-        ("topk(ratio=0.01)", {8: "gather", 118: "gather", 119: "sra"}),
-        ("topk(ratio=0.1)", {2: "gather", 8: "gather", 16: "sra"}),
+        (
+            "topk(ratio=0.01)",
+            {7: "gather", 8: "sparse_allreduce", 256: "sparse_allreduce", 257: "sra"},
+        ),
+        ("topk(ratio=0.001)", {10: "gather", 11: "sparse_allreduce", 257: "gather"}),
+        ("topk(ratio=0.1,values=fp16)", {2: "gather", 8: "sparse_allreduce"}),
         ("topk(ratio=0.01,values=int8)", {8: "gather", 16: "sparse_allreduce"}),
         ("threshold", {2: "gather", 3: "sparse_allreduce"}),
         ("int8", {2: "gather", 6: "sra"}),
@@ -102,7 +107,8 @@ class WithPeers(CoreDevice):
     ],
 )
 def test_the_pattern_from_device_to_device(codec: str, patterns: dict[int, str]) -> None:
-    """Devices have no sparse_allreduce, and the sra of a sparse codec keeps far less of a gradient.
+    """Where buckets are too small for sparse_allreduce, a gather is taken while it costs less than no compression:
+    the sra of a sparse codec keeps far less of a gradient.
 
     Codecs that the device does not send to its peers travel through the hosts, as ever.
     """
@@ -172,6 +178,18 @@ def test_ranks_choose_by_their_number() -> None:
     assert type(aggregator(6, "int8")) is Sra
     assert type(aggregator(64, "topk(ratio=0.01)")) is SparseAllReduce
     assert type(aggregator(64, "int8", "gather")) is Gather
+
+
+def test_ranks_that_have_agreed_on_messages_between_devices_choose_so() -> None:
+    for spec, pattern in (
+        ("residual|topk(ratio=0.01)", PeerSparseAllReduce),
+        ("residual|topk(ratio=0.01,values=int8)", SparseAllReduce),
+        ("residual|int8", Sra),
+    ):
+        pipeline = Pipeline(config_of(spec, "auto"), 0, 64)
+        pipeline.begin_peer_messages(WithPeers())
+        assert type(pipeline.resolve("w", (256, 256)).aggregator) is pattern
+        assert pipeline.resolver.automatic
 
 
 def test_two_level_counts_nodes() -> None:

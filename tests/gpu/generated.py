@@ -22,6 +22,8 @@ from triton.runtime.jit import JITFunction
 
 from gpu.adaptive_kernels import levels_kernel, product_kernel
 from gpu.comparisons import ADDED
+from gradcomp import EncodeItem, get_codec
+from gradcomp.codec.shares import Shares
 from gradcomp.exchange.algorithms.factor_device import ProductItem, SettleItem
 from gradcomp_torch.gpu import add, codecs, peer_sums
 from gradcomp_torch.gpu.bucket import EXACT, LaunchItem, Momentum, Table
@@ -176,6 +178,21 @@ def _launch_shared() -> None:
     Poison([5], torch.device("cpu")).launch([torch.zeros(5)])
 
 
+def _launch_shares() -> None:
+    """Messages for the owners of shares, and averages of all shares."""
+    shares = Shares(5016, 60, 3)
+    for values in ("fp32", "fp16", "bf16"):
+        device = DirectDevice(torch.device("cpu"))
+        codec = get_codec(f"topk(k=30,values={values})")
+        tensors = [EncodeItem(codec, device.zeros(n), residual=device.zeros(n)) for n in (5000, 16)]
+        own = device.begin_shares("", tensors, shares, 0)
+        sums = device.add_shares(own, [own[: own.splits[0]]] * 3)
+        choice = get_codec(f"topk(k={shares.chosen},values={values})")
+        gathered = device.begin_messages("all", [[EncodeItem(choice, sums[0], residual=sums[1])]])
+        outputs = [device.zeros(n) for n in (5000, 16)]
+        device.collect_shares(own, gathered, choice, [gathered] * 3, outputs)
+
+
 def _launch_adaptive() -> None:
     """What adaptive_kernels.py has, with the fewest and the most states."""
     numbers, elements = torch.zeros(16, dtype=torch.int32), torch.zeros(16)
@@ -196,6 +213,7 @@ def main(specs: list[str]) -> int:
         mode, _, text = spec.partition(":")
         if mode == "shared":
             _launch_shared()
+            _launch_shares()
             _launch_adaptive()
         else:
             _launch(text, mode)

@@ -42,7 +42,7 @@ SPECS = {
     ),
     "shared": ("shared",),
 }
-KERNELS = {"dense": 12, "sparse": 14, "shared": 22}
+KERNELS = {"dense": 12, "sparse": 14, "shared": 26}
 
 
 @pytest.mark.parametrize("kind", SPECS)

@@ -92,6 +92,40 @@ def test_gpus_of_a_node_share_its_link_in_direct_messages() -> None:
     assert scattered(64) == 0
 
 
+def test_top_k_from_device_to_device_does_not_gather() -> None:
+    """Bytes of a bucket's messages, which grow little with the nodes; slots to spare count once for a bucket."""
+
+    def bytes_of(ranks: int, pattern: str) -> float:
+        (row,) = (
+            row
+            for row in advise_gpu(job(25, ranks), ["residual|topk(ratio=0.01)"], H100)
+            if row.device == "direct" and row.candidate and row.candidate.pattern == pattern
+        )
+        return row.prediction.link_bytes
+
+    for ranks in (8, 64):
+        kept = 0.01 * 25_557_032
+        # 5.1 bytes of an element that is sent, and again of one that is chosen.
+        expected = 2 * (ranks - 1) / ranks * 5.1 * kept
+        assert expected < bytes_of(ranks, "sparse_allreduce") < 1.25 * expected
+        assert bytes_of(ranks, "gather") > 3.2 * ranks / 8 * bytes_of(ranks, "sparse_allreduce")
+    (first, *_) = (
+        row
+        for row in advise_gpu(job(25, 64, 0.05), ["residual|topk(ratio=0.01)"], H100)
+        if row.device == "direct" and row.candidate
+    )
+    assert first.candidate is not None
+    assert first.candidate.pattern == "sparse_allreduce"
+
+
+@pytest.mark.parametrize("spec", ["randomk(ratio=0.01)", "residual|topk(ratio=0.01,values=int8)"])
+def test_codecs_that_do_not_go_to_peers_have_no_direct_rows(spec: str) -> None:
+    assert {row.device for row in advise_gpu(job(25), [spec], H100) if row.candidate} <= {
+        "auto",
+        "host",
+    }
+
+
 def test_the_text_says_whose_times_they_are_and_when_to_leave_the_script() -> None:
     result = run("--ranks", "8", "--bandwidth", "400000", "--compute", "100", "--gpu", "h100")
     assert result.exit_code == 0, result.output

@@ -23,7 +23,7 @@ from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.gather import Gather, frames_of_rank
 from gradcomp.exchange.rounds import AllGather, AllToAll, BucketRound
 
-__all__ = ["BLOCK", "DESCRIPTION_BYTES", "MIN_SHARE", "SparseAllReduce"]
+__all__ = ["BLOCK", "DESCRIPTION_BYTES", "MIN_SHARE", "SparseAllReduce", "values_of"]
 
 BLOCK = 64
 """Consecutive elements in a block. Blocks are dealt out to the ranks in turn."""
@@ -59,7 +59,7 @@ class SparseAllReduce(BucketAggregator):
         self.memory = memory
         self.gather = Gather(self.codec, memory, context.seed, context.rank)
         # Sends nonzero elements only.
-        self.carrier = get_codec(f"threshold(tau=0,values={_values(spec)})")
+        self.carrier = get_codec(f"threshold(tau=0,values={values_of(spec)})")
         whole_bucket = "whole_bucket" in self.codec.caps
         self.bucket = self if whole_bucket else (SparseAllReduce, self.carrier.spec)
         self._rank = context.rank
@@ -153,7 +153,7 @@ def _checked(member: Member) -> SparseAllReduce:
     return member.aggregator
 
 
-def _values(spec: Spec) -> str:
+def values_of(spec: Spec) -> str:
     """The type of sent values: as in the spec, or "fp32"."""
     values = [stage.params["values"] for stage in spec.stages if "values" in stage.params]
     return str(values[0]) if values else "fp32"

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradcomp.codec.spec import parse
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.frame_parts import kept_count
+from gradcomp.codec.shares import Shares
+from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.errors import GradcompError
-from gradcomp.exchange.automatic import spec_link_bytes
+from gradcomp.exchange.automatic import share_link_bytes, spec_link_bytes
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
+from gradcomp.exchange.patterns.sparse_allreduce import MIN_SHARE
 from gradcomp.tools.advise.calibrate import config_of
 from gradcomp.tools.advise.predict import Job, late_pipeline
 from gradcomp.tools.advise.rank import Candidate, candidates
@@ -52,6 +56,9 @@ _FRAMES = 8
 """Frames that benchmarks/gpu.py adds up, of `_ADDED` elements."""
 _ADDED = 25_000_000
 
+_BUCKET_BYTES = 25_000_000
+"""Of gradients that travel together from device to device, as docs/gpu.md sets ``compress.bucket_bytes``."""
+
 _TOPK, _INT8, _FP16 = "residual|topk(ratio=0.01)", "residual|int8", "fp16"
 _POWERSGD = "powersgd(rank=4,start_step=0)"
 _MEASURED = {
@@ -65,7 +72,7 @@ _MEASURED = {
 _KERNELS = {_TOPK: "add 8 frames of topk(ratio=0.01)", _INT8: "add 8 frames of int8"}
 
 _DEVICES = {
-    "direct": ("reduce", "gather", "sra", "algorithm"),
+    "direct": ("reduce", "gather", "sra", "sparse_allreduce", "algorithm"),
     "auto": ("reduce", "gather", "algorithm"),
     "host": ("reduce", "gather", "sra", "sparse_allreduce", "algorithm"),
 }
@@ -207,19 +214,24 @@ def advise_gpu(job: Job, specs: Sequence[str], times: GpuTimes) -> list[GpuAdvic
     for candidate in candidates(specs, job.ranks, 1):
         if candidate.compresses:
             for device, hook in _hooks(job, candidate, times):
-                step = _step(job, elements * hook, _link_bytes(job, candidate))
+                step = _step(job, elements * hook, _link_bytes(job, candidate, device))
                 found.append((candidate.spec, device, candidate, step))
     alone = found[0][3]
     advices = [GpuAdvice(*row, row[3].times_as_fast_as(alone)) for row in found]
-    return sorted(
-        advices, key=lambda advice: (advice.prediction.seconds, advice.candidate is not None)
-    )
+    return sorted(advices, key=_order)
+
+
+def _order(advice: GpuAdvice) -> tuple[float, int]:
+    """Faster steps first; of equal ones the simplest, and of exchanges not the one that keeps least."""
+    candidate = advice.candidate
+    rank = 0 if candidate is None else 2 if candidate.pattern == "sra" else 1
+    return advice.prediction.seconds, rank
 
 
 def _hooks(job: Job, candidate: Candidate, times: GpuTimes) -> Iterator[tuple[str, float]]:
     """Each ``compress.device`` that the exchange can have, with the hook's seconds for an element."""
     spec = parse(candidate.spec)
-    stage = spec.algorithm or next(stage for stage in spec.stages if stage.kind == "codec")
+    stage = _stage_of(spec)
     measured = _MEASURED.get(stage.name)
     if measured is None:
         raise GradcompError(
@@ -231,9 +243,25 @@ def _hooks(job: Job, candidate: Candidate, times: GpuTimes) -> Iterator[tuple[st
     more = {"gather": job.ranks - 1, "sra": 1, "sparse_allreduce": 1}.get(candidate.pattern, 0)
     for device, exchanges in _DEVICES.items():
         hook = times.hooks.get(f"{measured}, {device}")
+        if device == "direct" and not _goes_between_devices(spec):
+            continue
         if hook is not None and candidate.pattern in exchanges:
             each = times.added.get(measured, 0.0) if device == "direct" else times.read
             yield device, hook + more * each
+
+
+def _stage_of(spec: Spec) -> Stage:
+    """The stage of a spec's codec, or its algorithm."""
+    return spec.algorithm or next(stage for stage in spec.stages if stage.kind == "codec")
+
+
+def _goes_between_devices(spec: Spec) -> bool:
+    """Whether messages of a measured spec can travel from device to device."""
+    if spec.algorithm is not None or "sparse" not in get_codec(spec.first_codec).caps:
+        return True
+    stage = _stage_of(spec)
+    values = stage.params.get("values", "fp32")
+    return stage.name != "randomk" and values in ("fp32", "fp16", "bf16")
 
 
 def _step(job: Job, hook: float, nbytes: float) -> StepTime:
@@ -244,16 +272,28 @@ def _step(job: Job, hook: float, nbytes: float) -> StepTime:
     return StepTime(job.compute + hook + late, stages, nbytes)
 
 
+def _shared_link_bytes(spec: Spec, numels: Sequence[int], ranks: int) -> float:
+    """Bytes of tensors with a `sparse_allreduce` from device to device, which has spare slots in each bucket."""
+    params = _stage_of(spec).params
+    numel, kept = sum(numels), sum(kept_count(params, numel) for numel in numels)
+    buckets = -(-4 * numel // _BUCKET_BYTES)
+    if numel < MIN_SHARE * ranks * buckets:
+        return sum(spec_link_bytes(spec, "gather", ranks, numel) for numel in numels)
+    shares = Shares(numel // buckets, kept // buckets, ranks)
+    return buckets * share_link_bytes(shares, str(params["values"]))
+
+
 def _gradient_bytes(job: Job) -> int:
     return 4 * sum(map(math.prod, job.shapes.values()))
 
 
-def _link_bytes(job: Job, candidate: Candidate) -> float:
+def _link_bytes(job: Job, candidate: Candidate, device: str = "host") -> float:
     """Bytes that pass a node's link in a step."""
     spec = parse(candidate.spec)
     late = spec.at(LATE_STEP, LATE_STEP)
     pipeline = late_pipeline(config_of(candidate.spec, candidate.exchange, 1), job)
     total = 0.0
+    shared: list[int] = []
     for name, tensor in pipeline.resolve_all(job.shapes).items():
         if pipeline.sends_dense(tensor):
             total += dense_link_bytes(4 * tensor.key.numel, job.ranks)
@@ -261,8 +301,12 @@ def _link_bytes(job: Job, candidate: Candidate) -> float:
             rows, numel = job.shapes[name][0], tensor.key.numel
             nbytes = 4 * int(spec.algorithm.params["rank"]) * (rows + numel // rows)  # type: ignore[arg-type]
             total += link_bytes("allreduce", nbytes, job.ranks)
+        elif (device, candidate.pattern) == ("direct", "sparse_allreduce"):
+            shared.append(tensor.key.numel)
         else:
             total += spec_link_bytes(late, candidate.pattern, job.ranks, tensor.key.numel)
+    if shared:
+        total += _shared_link_bytes(late, shared, job.ranks)
     if candidate.pattern in ("sra", "sparse_allreduce") and job.ranks > 1:
         # Half of it goes from each rank to each other one, so ranks of a node share its link.
         outside = job.ranks - job.ranks_per_node

@@ -12,7 +12,7 @@ from gradcomp_torch.gpu.kernels.rotate import block_or_rest, flip, hadamard
 from gradcomp_torch.gpu.kernels.table import floats, real, whole
 from gradcomp_torch.gpu.kernels.value_types import FP16, FP32
 
-FIELDS = tl.constexpr(12)
+FIELDS = tl.constexpr(13)
 ACC = tl.constexpr(0)  # pointer to float32
 VALUES = tl.constexpr(1)  # pointer to kept values, or to a payload, which is aligned to 16 bytes
 INDICES = tl.constexpr(2)  # pointer to int32
@@ -29,6 +29,7 @@ SHARED = tl.constexpr(9)  # pointer to float32 for a block's elements, if the te
 # Of kept elements in messages: see kept.py.
 NUMEL = tl.constexpr(10)  # of the tensor
 COUNTED = tl.constexpr(11)  # pointer to int32: number of elements to add, at most COUNT
+MESSAGE = tl.constexpr(12)  # number of the message
 
 # `START` of a launch: payloads are added to what is there, or to 0, or take its place, also where they are -0.0.
 HELD = tl.constexpr(0)

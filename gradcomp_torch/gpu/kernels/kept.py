@@ -18,6 +18,7 @@ from gradcomp_torch.gpu.kernels.add import (
     COUNTED,
     FIRST,
     INDICES,
+    MESSAGE,
     NUMEL,
     WEIGHT,
     row_of_rank,
@@ -35,6 +36,7 @@ def bounds_kernel(
     count,
     steps,
     COUNTS: tl.constexpr,
+    FEWEST: tl.constexpr,
     RANGE: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -53,7 +55,7 @@ def bounds_kernel(
     indices = tl.load(row + INDICES).to(tl.pointer_type(tl.int32))
     begin = (program - whole(row, FIRST)) * RANGE
     low = begin * 0
-    high = tl.where(begin == 0, 0, _number(row, COUNTS))
+    high = tl.where(begin == 0, 0, _number(row, COUNTS, FEWEST))
     for _ in range(steps):
         middle = (low + high) // 2
         within = low < high
@@ -64,11 +66,11 @@ def bounds_kernel(
 
 
 @triton.jit
-def _number(row, COUNTS: tl.constexpr):
+def _number(row, COUNTS: tl.constexpr, FEWEST: tl.constexpr):
     """Number of elements to add; with COUNTS the message's, or the nearest that is possible."""
     number = whole(row, COUNT)
     if COUNTS:
-        number = tl.minimum(tl.maximum(_said(row), 1), number)
+        number = tl.minimum(tl.maximum(_said(row), FEWEST), number)
     return number
 
 
@@ -90,6 +92,7 @@ def add_ranks_kernel(
     ASSIGNS: tl.constexpr,
     BEGUN: tl.constexpr,
     COUNTS: tl.constexpr,
+    FEWEST: tl.constexpr,
     PACKED: tl.constexpr,
     RANGE: tl.constexpr,
     B: tl.constexpr,
@@ -100,7 +103,7 @@ def add_ranks_kernel(
     addresses.
 
     Args:
-        damaged: four numbers of each rank; the first becomes 1 if the rank's elements are not of the tensor.
+        damaged: four numbers of each message; the first becomes 1 if its elements are not of the tensor.
     """
     program = tl.program_id(0)
     tensor = tl.load(tensors + program)
@@ -117,17 +120,18 @@ def add_ranks_kernel(
         tl.debug_barrier()  # other threads read the elements; likewise below
     for rank in range(ranks):
         rank_row = row_of_rank(table, tensor, rank, count)
-        number = _number(rank_row, COUNTS)
+        flag = damaged + 4 * whole(rank_row, MESSAGE)
+        number = _number(rank_row, COUNTS, FEWEST)
         said = _said(rank_row) if COUNTS else number
         if number != said:
-            tl.store(damaged + 4 * rank, 1)
+            tl.store(flag, 1)
         indices = tl.load(rank_row + INDICES).to(tl.pointer_type(tl.int32))
         of_rank = bounds + rank * programs + program
         if COUNTS and PACKED:
             # One more index was packed.
             more = tl.load(indices + number, mask=number < whole(rank_row, COUNT), other=-1)
             if more != -1:
-                tl.store(damaged + 4 * rank, 1)
+                tl.store(flag, 1)
         last = tl.load(of_rank + 1, mask=end < n, other=0)
         last = tl.where(end < n, last, number)
         for first in range(tl.load(of_rank), last, B):
@@ -138,7 +142,7 @@ def add_ranks_kernel(
             inside = (index >= begin) & (index < end)
             wrong = ok & ((index <= before) | (index < begin) | (index >= end))
             if tl.max(wrong.to(tl.int32), axis=0) != 0:
-                tl.store(damaged + 4 * rank, 1)
+                tl.store(flag, 1)
             ok = ok & inside
             value = values_of(rank_row, i, ok, TYPE)
             to = acc + index
