@@ -11,7 +11,7 @@ from gradcomp_torch.compat import foreach_copy_
 from gradcomp_torch.devices import Halves, TensorDevice, halves_of
 from gradcomp_torch.staging import computed_by_now
 
-__all__ = ["FloatCopies"]
+__all__ = ["FloatCopies", "is_float"]
 
 
 class FloatCopies:
@@ -32,7 +32,7 @@ class FloatCopies:
             gradients: of one device, by name.
         """
         floats = {
-            name: gradient if _is_float(gradient) else self._memory(name, gradient)
+            name: gradient if is_float(gradient) else self._memory(name, gradient)
             for name, gradient in gradients.items()
         }
         copied = [name for name in gradients if floats[name] is not gradients[name]]
@@ -74,7 +74,10 @@ class FloatCopies:
     def renew(
         self, gradients: Mapping[str, torch.Tensor], arrays: Mapping[str, FloatArray]
     ) -> None:
-        """Let arrays of the last step, by name, have the elements of this one's gradients, in the same memory."""
+        """Let arrays of the last step, by name, have the elements of this one's gradients, in the same memory.
+
+        Arrays of contiguous float32 need it not: they are the gradients themselves.
+        """
         halves = halves_of(arrays.values())
         for each in halves:
             each.waits = True
@@ -93,5 +96,6 @@ def _is_half(gradient: torch.Tensor) -> bool:
     return gradient.dtype in (torch.float16, torch.bfloat16) and gradient.is_contiguous()
 
 
-def _is_float(gradient: torch.Tensor) -> bool:
+def is_float(gradient: torch.Tensor) -> bool:
+    """Whether a gradient is an array itself, and needs no copy."""
     return gradient.dtype == torch.float32 and gradient.is_contiguous()

@@ -317,13 +317,12 @@ class DDPCompression(Closing, ScalerControls):
             [] if buffer.device.type == "cpu" else [buffer.device]
         )
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        parameters = bucket.parameters()
         if buffer.layout != torch.strided:
-            (parameter,) = parameters
+            (parameter,) = bucket.parameters()
             return _Arrived(future, buffer, self._model.name(parameter))
         plan = self._plans.get(bucket.index())
-        if plan is None or not plan.are_of(buffer, parameters):
-            plan = BucketPlan(buffer, parameters, self._views_of(bucket, buffer))
+        if plan is None or not plan.is_in(buffer):
+            plan = BucketPlan(buffer, self._views_of(bucket, buffer))
             self._plans[bucket.index()] = plan
         return _Arrived(future, buffer, plan)
 
@@ -371,22 +370,23 @@ class DDPCompression(Closing, ScalerControls):
 
     def _make(self, plan: BucketPlan, place: torch.device, device: TensorDevice | None) -> None:
         """Plan how a bucket's gradients travel, in this step at least."""
-        plan.begin(self._collector.routes)
         dense: list[str] = []
-        copied: set[str] = set()
+        collected: dict[str, Resolved] = {}
+        there: list[str] = []
         for name, grad in plan.grads.items():
             resolved, route = self._route(name, grad)
             if route is Route.DENSE:
                 dense.append(name)
                 continue
-            plan.collected[name] = resolved
+            collected[name] = resolved
             if device is not None and self.pipeline.on_device(resolved, device):
-                plan.there.append(name)
-            else:
-                copied.add(name)
-        plan.add_dense(dense)
+                there.append(name)
+        copied: set[str] = set()
         if device is not None or place.type != "cpu":
-            plan.copy(copied if self._devices.direct is not None else copied.union(dense))
+            copied = collected.keys() - there
+            if self._devices.direct is None:
+                copied.update(dense)
+        plan.decide(self._collector.routes, dense, collected, there, copied)
 
     def _start_dense(
         self,

@@ -241,7 +241,9 @@ class Residual:
         device = device_of(grad)
         if residual is None or residual.size != key.numel or device_of(residual) is not device:
             residual = array_of(self._residuals, key, "residual", device)
-        return Source(grad.reshape(-1), residual, self._weight(key), self._gamma(grad, key))
+        weight = self._weight(key) if self.average else self._beta(key)
+        gamma = self.gamma if self._limit is None else self._gamma(grad, key)
+        return Source(grad.reshape(-1), residual, weight, gamma)
 
     def sent(self, key: TensorKey) -> None:
         """Add the part that has waited, if any."""

@@ -88,6 +88,7 @@ class Collector:
         self._tensors = tensors
         self._resolved: dict[str, Resolved] = {}
         self._lasting: dict[str, Resolved] | None = None
+        self._added = False  # tensors with other decisions than those of all tensors
         self._resolve_all()
         self._group()
         self._routes: int | None = None
@@ -104,6 +105,7 @@ class Collector:
         self._buckets = self._pipeline.buckets(self._resolved)
         self._bucket_of = {name: names for names in self._buckets for name in names}
         self._places = {names[0]: place for place, names in enumerate(self._buckets)}
+        self._whole: set[str] = set()  # buckets with tensors that travel together in every step
 
     def begin_step(self, names: Collection[str] | None = None) -> tuple[Decision, ...]:
         """Begin a step, before any of its gradients is averaged; every rank must call it.
@@ -145,8 +147,9 @@ class Collector:
             if lasts and not self._pipeline.policy.measures:
                 # A copy, as `add` puts further tensors into the other one.
                 self._lasting = self._resolved.copy()
-        else:
+        elif self._added:
             self._resolved = self._lasting.copy()
+        self._added = False
 
     @property
     def routes(self) -> int | None:
@@ -291,27 +294,31 @@ class Collector:
         beside: bool = False,
     ) -> None:
         """As `add`, of several gradients: those of ``tensors``, in their order; the rest by name."""
+        again = self._of_this_step.intersection(tensors)
+        if again:
+            raise came_twice(min(again))
+        self._of_this_step.update(tensors)
         measured = self._pipeline.policy.measured
-        of_this_step, buckets = self._of_this_step, self._bucket_of
+        known, buckets = self._resolved, self._bucket_of
+        bucket: tuple[str, ...] = ()
         for (name, resolved), grad in zip(tensors.items(), grads, strict=True):
-            if name in of_this_step:
-                raise came_twice(name)
-            of_this_step.add(name)
-            self._resolved[name] = resolved
-            group = resolved.group
-            if group is not None and group in measured:
-                waiting = self._measured.setdefault(group, {})[name] = _Waiting()
-                bucket: tuple[str, ...] = ()
+            if known.get(name) is not resolved:
+                known[name] = resolved
+                self._added = True
+            if measured and resolved.group in measured:
+                bucket = ()
+                waiting = self._measured.setdefault(resolved.group, {})[name] = _Waiting()
             else:
-                bucket = buckets.get(name) or (name,)
-                waiting = self._waiting.get(bucket[0]) or _Waiting()
-                self._waiting[bucket[0]] = waiting
+                last, bucket = bucket, buckets.get(name) or (name,)
+                if bucket is not last:
+                    waiting = self._waiting.setdefault(bucket[0], _Waiting())
             waiting.grads[name] = grad
             waiting.dense_bytes += dense_bytes[name]
             if name in arrives:
                 waiting.arriving.append(arrives[name])
             if len(waiting.grads) == len(bucket):
                 self._start(bucket, beside)
+                bucket = ()
 
     def settle(self) -> None:
         """Wait until all rounds that begin ``beside`` have begun; raises their errors."""
@@ -385,15 +392,9 @@ class Collector:
     def _start(self, bucket: tuple[str, ...], beside: bool = False) -> None:
         waiting = self._waiting.pop(bucket[0])
         # In the bucket's order, which is the same on every rank; the order of arrival may differ.
-        # A tensor with a step that lags behind may have an aggregator of another bucket in this step.
-        parts: dict[Hashable, dict[str, FloatArray]] = {}
-        for name in bucket:
-            if name in waiting.grads:
-                aggregator = self._resolved[name].bucket_aggregator
-                part = name if aggregator is None else aggregator.bucket
-                parts.setdefault(part, {})[name] = waiting.grads[name]
+        arrived = {name: waiting.grads[name] for name in bucket if name in waiting.grads}
         dense_bytes = waiting.dense_bytes
-        for grads in parts.values():
+        for grads in self._parts(bucket, arrived):
             first = next(iter(grads))
             label = first if len(grads) == 1 else f"{first}+{len(grads) - 1}"
             begin = partial(
@@ -409,6 +410,25 @@ class Collector:
             dense_bytes = 0  # counted with the first part
             place = self._places.get(bucket[0], len(self._places))
             self._driver.start(label, round_, list(grads), place, beside)
+
+    def _parts(
+        self, bucket: tuple[str, ...], arrived: dict[str, FloatArray]
+    ) -> Collection[dict[str, FloatArray]]:
+        """The gradients of a bucket that travel together.
+
+        A tensor with a step that lags behind may have an aggregator of another bucket in this step.
+        """
+        lasts = self._lasting is not None and not self._added
+        if lasts and bucket[0] in self._whole:
+            return [arrived]
+        parts: dict[Hashable, dict[str, FloatArray]] = {}
+        for name, grad in arrived.items():
+            aggregator = self._resolved[name].bucket_aggregator
+            part = name if aggregator is None else aggregator.bucket
+            parts.setdefault(part, {})[name] = grad
+        if lasts and len(parts) == 1 and len(arrived) == len(bucket):
+            self._whole.add(bucket[0])
+        return parts.values()
 
 
 def _after(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -295,7 +295,7 @@ class Pipeline:
         begin = partial(self._round, resolved)
         if resolved.cut:
             self._state.begin_copies([name])
-            self._count([name])
+            self._count_averages(self._state.count([name]))
             inner = round_of_pieces(resolved.key, grad, out, begin)
         else:
             inner = begin(resolved.key, grad, out)
@@ -304,8 +304,8 @@ class Pipeline:
     def _round(self, chosen: Resolved, key: TensorKey, grad: FloatArray, out: FloatArray) -> Round:
         """The round of a tensor or of a piece."""
         chosen = replace(chosen, key=key)
-        (whole,) = self._state.begin([chosen], [grad])
-        (step,) = self._count([key.name])
+        (whole,), (step,) = self._state.begin([chosen], [grad])
+        self.stats.count_average(step)
         return chosen.aggregator.round(whole, key, step, out)
 
     def bucket_round(
@@ -345,11 +345,12 @@ class Pipeline:
                 return _listed(self.round(label, grad, dense_bytes, resolved[label], overwrite))
         members: list[Member] = []
         decisions, arrays = [resolved[name] for name in grads], list(grads.values())
-        begun, steps = self._state.begin(decisions, arrays), self._count(grads)
+        begun, steps = self._state.begin(decisions, arrays)
+        self._count_averages(steps)
+        first = decisions[0].bucket_aggregator
         for grad, decision, sent, step in zip(arrays, decisions, begun, steps, strict=True):
             aggregator, key = decision.bucket_aggregator, decision.key
-            kind = members[0].aggregator.bucket if members else None
-            if aggregator is None or (members and aggregator.bucket != kind):
+            if aggregator is None or (first is not None and aggregator.bucket != first.bucket):
                 raise ValueError(f"'{key.name}' is not of this bucket: average it by itself")
             out = grad.reshape(-1) if overwrite else _room_beside(grad)
             members.append(Member(aggregator, sent, key, step, out))
@@ -363,15 +364,13 @@ class Pipeline:
     def count_dense(self, sizes: Mapping[str, int]) -> None:
         """Count tensors that an engine averages itself, as `sends_dense` or `waits_dense` allow: bytes by name."""
         self._state.go_dense(sizes.keys())
-        self._count(sizes)
+        self._count_averages(self._state.count(sizes))
         self.stats.count_dense(sum(sizes.values()))
 
-    def _count(self, names: Collection[str]) -> list[int]:
-        """Count one more average of tensors; returns the numbers of earlier averages."""
-        steps = self._state.count(names)
-        for step in dict.fromkeys(steps):
+    def _count_averages(self, earlier: Sequence[int]) -> None:
+        """Count one more average of tensors in the statistics, after these."""
+        for step in dict.fromkeys(earlier):
             self.stats.count_average(step)
-        return steps
 
     def state_dict(self) -> State:
         """This rank's state, with copies of its arrays; `State` lists the keys."""

@@ -99,7 +99,7 @@ class Receiver:
         """Wait for the last launch; the numbers of messages that were damaged."""
         if self._done is not None:
             self._done.synchronize()
-        return self._flags.nonzero()[0].tolist() if self._flags.any() else []
+        return [number for number, flag in enumerate(self._flags.tolist()) if flag]
 
     def _compare(self, messages: Sequence[torch.Tensor], headers: Sequence[torch.Tensor]) -> None:
         """Tell the kernel where messages and the headers are that they should have."""

@@ -9,17 +9,19 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import Pipeline
 from gradcomp.codec.devices import HOST
 from gradcomp.exchange.rounds import AllGather, AllReduce, advance
 from gradcomp_torch.device_messages import DeviceMessage
+from gradcomp_torch.gpu.graphs import Replayed
 from gradcomp_torch.gpu.peer_device import DirectDevice
 from support.mixed_ranks import RANKS, average, gradients, ranks_of, residuals
 from support.pipelines import config_of
@@ -38,8 +40,54 @@ THROUGH_HOST = [
 ]
 
 
+PRODUCTS = frozenset(
+    {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.mv}
+)
+"""Operators that use a workspace of cuBLAS on a GPU."""
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices; one among launches that a GPU records is an error.
+
+    All graphs that are recorded on one stream would share its workspace, and are replayed at the same time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched = 0
+        self.recordings = 0
+        self._records = False
+        run = Replayed.run
+
+        def records(replayed: Replayed, key: object, launch: Callable[[], None]) -> None:
+            self._records = True
+            run(replayed, key, launch)
+            self._records = False
+            self.recordings += 1
+
+        Replayed.run = records  # type: ignore[method-assign]
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if op.overloadpacket in PRODUCTS:
+            assert not self._records, f"{op} would be recorded in a graph"
+            self.launched += 1
+        return op(*args, **(kwargs or {}))
+
+
 def main() -> None:
-    """Averages and factors are equal on all ranks, and near those of the host."""
+    """Averages and factors are equal on all ranks, and near those of the host; products are in no graph."""
+    with Products() as products:
+        compared = compare()
+    assert products.launched > 0, "no product was seen"
+    assert products.recordings > 0, "nothing is recorded"
+    check_nothing_is_lost()
+    print(f"{compared} steps")
+
+
+def compare() -> int:
+    """Number of steps with averages, factors and states that were compared."""
     compared = 0
     for spec in (*SPECS, *THROUGH_HOST):
         direct, alone = ranks_of(config_of(spec, device="direct")), ranks_of(config_of(spec))
@@ -63,8 +111,7 @@ def main() -> None:
         assert direct[0].stats.sent_bytes == alone[0].stats.sent_bytes, spec
         through_host = not any(one._of_factors for one in devices)
         assert through_host is (spec in THROUGH_HOST), f"{spec}: where factors travel"
-    check_nothing_is_lost()
-    print(f"{compared} steps")
+    return compared
 
 
 def check_nothing_is_lost() -> None:

@@ -7,6 +7,8 @@ import pytest
 from gpu.conftest import Mutate
 from gpu.processes import run
 
+PRODUCT = "low_rank.multiply(tensor_of(work.m), factor, work.transposed, out)"
+
 
 def test_products_of_a_device() -> None:
     done = run("low_rank.py")
@@ -28,6 +30,7 @@ def test_factors_from_device_to_device() -> None:
         ("self._widened.copy_(average)", "pass", "Not equal to tolerance"),
         ("self.products.copy_(self.sent)", "pass", "what was not sent is lost"),
         ("if work.beta != 1", "if work.beta < 0", "Not equal to tolerance"),
+        (PRODUCT, f"Replayed(self._device).run(factor, lambda: {PRODUCT})", "would be recorded in"),
     ],
 )
 def test_other_phases_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:

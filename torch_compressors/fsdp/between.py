@@ -201,7 +201,8 @@ class FSDPCompression(Closing, ShardedControls):
         if dense:
             grad = self._floats.of({name: shard.reshape(1, -1)})[name]
             self._pipeline.count_dense({name: grad.nbytes})
-            (average,) = self._driver.run(TogetherSum([grad]).round(name))
+            self._driver.run(TogetherSum([grad]).round(name))
+            average = grad
         else:
             array = self._floats.arrays({name: shard.reshape(1, -1)}, device)[name]
             round_ = self._pipeline.round(name, array, shard.nbytes, resolved, overwrite=True)

@@ -12,7 +12,7 @@ import torch
 from gradcomp.adapter_api import FloatArray, Resolved
 from gradcomp_torch.compat import foreach_copy_
 from gradcomp_torch.devices import TensorArray, TensorDevice
-from gradcomp_torch.float_copies import FloatCopies
+from gradcomp_torch.float_copies import FloatCopies, is_float
 from gradcomp_torch.host_copies import HostCopies, Run, neighbours
 from torch_compressors.gloo.sums import FUSED_BYTES
 
@@ -56,7 +56,7 @@ class BucketPlan:
     """The gradients of a bucket, in memory that DDP mostly uses again in the next step, and how they travel.
 
     Args:
-        buffer, parameters: of the bucket.
+        buffer: of the bucket.
         grads: views of the buffer in the layouts of the parameters, by name.
 
     Attributes:
@@ -68,55 +68,63 @@ class BucketPlan:
         copied: those that travel through the host, from a device, in the bucket's order.
     """
 
-    def __init__(
-        self, buffer: torch.Tensor, parameters: list[torch.Tensor], grads: dict[str, torch.Tensor]
-    ) -> None:
+    def __init__(self, buffer: torch.Tensor, grads: dict[str, torch.Tensor]) -> None:
         self.grads = grads
         self.nbytes = {name: grad.nbytes for name, grad in grads.items()}
         self.dtype = buffer.dtype
         self._buffer = buffer
-        self._parameters = parameters
-        self.begin(None)
+        self.decide(None)
 
-    def are_of(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> bool:
-        """Whether the gradients are those of these parameters, in this buffer."""
-        return same(parameters, self._parameters) and self._buffer.is_set_to(buffer)
+    def is_in(self, buffer: torch.Tensor) -> bool:
+        """Whether the gradients are in this buffer.
+
+        No other bucket has its memory, as the plan keeps it.
+        """
+        return self._buffer.is_set_to(buffer)
 
     def holds(self, routes: int | None) -> bool:
         """Whether gradients travel as planned in a step with these `Collector.routes`."""
         return routes is not None and routes == self._routes
 
-    def begin(self, routes: int | None) -> None:
-        """Begin another plan, for one step, or as long as `Collector.routes` stay as they are."""
+    def decide(
+        self,
+        routes: int | None,
+        dense: Iterable[str] = (),
+        collected: dict[str, Resolved] | None = None,
+        there: Sequence[str] = (),
+        copied: Collection[str] = (),
+    ) -> None:
+        """Plan how gradients travel, in one step, or as long as `Collector.routes` stay as they are.
+
+        Args:
+            routes: of the step.
+            dense: travel uncompressed: large ones alone, the others in one request.
+            collected, there, copied: see above.
+        """
         self._routes = routes
-        self.dense: list[DenseRequest] = []
-        self.collected: dict[str, Resolved] = {}
-        self.there: list[str] = []
-        self.copied: dict[str, torch.Tensor] = {}
+        self.collected: dict[str, Resolved] = collected or {}
+        self.there = there
+        self.copied = {name: grad for name, grad in self.grads.items() if name in copied}
+        self.dense = self._requests_of(dense)
+        self._elsewhere = [name for name in there if not is_float(self.grads[name])]
         self._runs: Sequence[Run] | None = None
         self._floats: list[FloatArray] = []
         self._arrays: dict[str, FloatArray] = {}
         self._found: list[object] = [None] * len(self.grads)
         self._apart: dict[str, torch.Tensor] = {}
 
-    def add_dense(self, names: Iterable[str]) -> None:
-        """Let gradients travel uncompressed: large ones alone, the others in one request."""
-        small = {}
+    def _requests_of(self, names: Iterable[str]) -> list[DenseRequest]:
+        requests, small = [], {}
         for name in names:
             if self.nbytes[name] < FUSED_BYTES:
                 small[name] = self.grads[name]
             else:
-                self.dense.append(DenseRequest({name: self.grads[name]}))
+                requests.append(DenseRequest({name: self.grads[name]}))
         if small:
-            self.dense.append(DenseRequest(small))
-
-    def copy(self, names: Collection[str]) -> None:
-        """Let gradients travel through the host, from a device."""
-        self.copied = {name: grad for name, grad in self.grads.items() if name in names}
+            requests.append(DenseRequest(small))
         ends = accumulate(grad.numel() for grad in self.copied.values())
         end_of = dict(zip(self.copied, ends, strict=True))
-        for request in self.dense:
-            request.ranges = []
+        for request in requests:
             for name in request.sizes:
                 if name not in end_of:
                     continue
@@ -124,6 +132,7 @@ class BucketPlan:
                 if request.ranges and request.ranges[-1][1] == begin:
                     begin, _ = request.ranges.pop()
                 request.ranges.append((begin, end))
+        return requests
 
     def copies(self) -> HostCopies | None:
         """Start to copy those that travel through the host; None: there are none."""
@@ -152,13 +161,15 @@ class BucketPlan:
             copies: of those that are not contiguous float32.
             beside: another thread encodes them, when the current stream has computed them.
         """
-        grads = {name: self.grads[name] for name in self.there}
-        if beside:
-            return copies.arrays(grads, device, beside=True)
-        if self._arrays:
-            copies.renew(grads, self._arrays)
-        else:
-            self._arrays = copies.arrays(grads, device)
+        if beside or not self._arrays:
+            grads = {name: self.grads[name] for name in self.there}
+            arrays = copies.arrays(grads, device, beside=beside)
+            if beside:
+                return arrays
+            self._arrays = arrays
+        elif self._elsewhere:
+            grads = {name: self.grads[name] for name in self._elsewhere}
+            copies.renew(grads, {name: self._arrays[name] for name in grads})
         return self._arrays
 
     def give(self, averages: Sequence[Any], copies: HostCopies | None) -> None:
@@ -168,6 +179,15 @@ class BucketPlan:
             averages: of all gradients, in their order.
             copies: of the gradients on the host; None if the gradients are there, or none is copied.
         """
+        if not same(averages, self._found):
+            self._take(averages, copies)
+        if self._apart:
+            foreach_copy_([self.grads[name] for name in self._apart], list(self._apart.values()))
+        if copies is not None:
+            copies.give_back(self.copied)
+
+    def _take(self, averages: Sequence[Any], copies: HostCopies | None) -> None:
+        """Find the averages that are apart from their gradients on the device; copy those on the host."""
         given = dict(zip(self.collected, self._floats, strict=False))
         for place, (name, average) in enumerate(zip(self.grads, averages, strict=True)):
             if average is None or average is self._found[place]:
@@ -175,8 +195,8 @@ class BucketPlan:
             if name in given and average.base is given[name]:
                 continue
             grad = self.grads[name]
-            there = average.tensor if isinstance(average, TensorArray) else average
-            if isinstance(there, torch.Tensor):
+            if isinstance(average, TensorArray):
+                there = average.tensor
                 self._found[place] = average  # the same object in the next step
                 self._apart.pop(name, None)
                 if there.data_ptr() != grad.data_ptr():
@@ -186,10 +206,6 @@ class BucketPlan:
             to = grad if copies is None else copies.arrays[name]
             if result.data_ptr() != to.data_ptr():
                 to.copy_(result.view(to.shape))
-        if self._apart:
-            foreach_copy_([self.grads[name] for name in self._apart], list(self._apart.values()))
-        if copies is not None:
-            copies.give_back(self.copied)
 
 
 def same(some: Sequence[object], others: Sequence[object]) -> bool:

@@ -81,12 +81,12 @@ class TogetherSum:
     """Averages of tensors on their device by one request, in their dtype; for `Devices.direct`.
 
     Args:
-        tensors: of one dtype and device; the same memory in each step. A single one that is contiguous becomes
-            the average itself.
+        tensors: of one dtype and device; the same memory in each step, which averages overwrite.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
+        self._in_place = [None] * len(tensors)
         self._staging = copies_of(tensors[0].device)
         if len(tensors) == 1 and tensors[0].is_contiguous():
             self._message: Any = DeviceMessage(tensors[0].view(-1), self._staging)
@@ -99,20 +99,22 @@ class TogetherSum:
         parts = torch.split(flat, sizes)
         self._parts = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-    def round(self, label: str) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
+    def round(self, label: str) -> Generator[AllReduce, Any, Sequence[None]]:
         """A round of the tensors, whose elements are taken now.
 
         Returns:
-            A generator that returns the averages, which hold until the next call.
+            A generator that returns None for each tensor.
         """
         with self._staging.beside(self.tensors):
             if self._parts is not self.tensors:
                 foreach_copy_(self._parts, self.tensors)
         return self._sum(label)
 
-    def _sum(self, label: str) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
+    def _sum(self, label: str) -> Generator[AllReduce, Any, Sequence[None]]:
         yield AllReduce(label, self._message)
-        return self._parts
+        if self._parts is not self.tensors:
+            foreach_copy_(self.tensors, self._parts)
+        return self._in_place
 
 
 class _Running(NamedTuple):

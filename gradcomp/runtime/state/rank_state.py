@@ -169,32 +169,33 @@ class RankState:
 
     def begin(
         self, resolved: Sequence[Resolved], grads: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
-        """Begin a round: give tensors with another spec than in the last one the arrays of that one.
+    ) -> tuple[Sequence[FloatArray], list[int]]:
+        """Begin a round, which counts as an average of each tensor; tensors with another spec than in the last round
+        get the arrays of that one.
 
         Returns:
             The gradients as a step of mixed precision sends them; plus the residual of the last spec where the
-            present one keeps none.
+            present one keeps none. And the numbers of earlier averages.
         """
-        self.begin_copies(tensor.key.name for tensor in resolved)
-        samples, rounds, specs = self.samples.every, self._rounds, self._specs
+        names = [tensor.key.name for tensor in resolved]
+        self.begin_copies(names)
+        steps = self.count(names)
+        looks = self.samples.every or any(step and step % CHECK_EVERY == 0 for step in set(steps))
+        specs = self._specs
         changed = []
-        for place, tensor in enumerate(resolved):
-            name = tensor.key.name
-            step = rounds.get(name, 0)
-            if tensor.reset_every and step % tensor.reset_every == 0:
+        for place, (name, tensor) in enumerate(zip(names, resolved, strict=True)):
+            if tensor.reset_every and steps[place] % tensor.reset_every == 0:
                 self.arrays["residual"].pop(name, None)  # its memory begins again
-            if samples or (step and step % CHECK_EVERY == 0):
-                self._look(step, tensor, grads[place])
+            if looks:
+                self._look(steps[place], tensor, grads[place])
             if specs.get(name) != tensor.spec.canonical:
                 changed.append(place)
         sent = poisoned(grads) if self.loss_scale.active else grads
-        if not changed:
-            return sent
-        whole = list(sent)
-        for place in changed:
-            whole[place] = self._hand_over(resolved[place], whole[place])
-        return whole
+        if changed:
+            sent = list(sent)
+            for place in changed:
+                sent[place] = self._hand_over(resolved[place], sent[place])
+        return sent, steps
 
     def _look(self, step: int, resolved: Resolved, grad: FloatArray) -> None:
         name, spec = resolved.key.name, resolved.spec

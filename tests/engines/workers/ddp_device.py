@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers an engine for memory of GPUs
 from workers import harness
 from workers.ddp import MIXED, mixed
-from workers.ddp_model import Training
+from workers.ddp_model import Given, Training, join
 from workers.harness import Cases
 from workers.ranks import hvd
 
-from gradcomp import Config, Loopback
+from gradcomp import Config, Loopback, Pipeline
 from gradcomp_torch.gpu import device_lookup as finding
 from gradcomp_torch.host_copies import HostCopies
 from support.core_tensors import CoreTensors, found
 from support.pipelines import configured, rules_of
-from torch_compressors import ddp
+from torch_compressors import ddp, ddp_hook
+from torch_compressors.gloo.device_engine import connect_devices
+from torch_compressors.gloo.engine import GlooEngine
+from torch_compressors.gloo.nodes import exchange_groups
 
 cases = Cases()
 
@@ -70,6 +80,39 @@ def a_device_is_turned_off() -> None:
     for text in texts:
         assert f"the CPU compresses {elements:,} elements" in text
         assert f"about {1.1e-6 * elements:.1f} ms more" in text
+
+
+@cases
+def the_loss_is_told_where_ranks_have_an_engine_between_gpus() -> None:
+    """With `compress.device: host` the first rank says once in a process what it costs, and only where another setting
+    would avoid it."""
+    join()
+    hosts = dist.new_group(backend="gloo")
+    gpus = dist.new_group(backend="cpu:gloo,cuda:fake")
+    with FakeTensorMode():
+        parameters = [torch.empty(shape, device="cuda") for shape in ((5000, 5000), (33,))]
+
+    def texts(world: dist.ProcessGroup, device: str = "host") -> list[str]:
+        pipeline = Pipeline(configured("int8", device=device), hvd.rank(), hvd.size())
+        gloo = GlooEngine(exchange_groups(world, 1, None), 2**20)
+        with mock.patch.object(finding, "_log") as log:
+            connect_devices(pipeline, gloo, world, parameters, None)
+        return [call.args[0] % call.args[1:] for call in log.warning.call_args_list]
+
+    with mock.patch.object(finding, "_told", set()):
+        with on_device(set()):
+            without_kernels = texts(gpus)
+        with on_device({0, 1}):
+            without_engine, other_setting = texts(hosts), texts(gpus, "auto")
+            first, second = texts(gpus), texts(gpus)
+    assert without_kernels == [], without_kernels
+    assert without_engine == [], "Gloo does not read memory of GPUs"
+    assert other_setting == [], other_setting
+    assert len(first) == int(hvd.rank() == 0), first
+    for text in first:
+        assert "compresses 25,000,033 elements of gradients on 'cuda:0'" in text
+        assert "about 27.5 ms more in each step than with compress.device: direct" in text
+    assert second == [], "it was told already"
 
 
 @cases
@@ -227,3 +270,75 @@ def factors_from_device_to_device() -> None:
             assert set(ours[kind]) == set(wanted[kind])
             for name, array in wanted[kind].items():
                 harness.check_equal(ours[kind][name], array, f"{spec}: {kind} of {name}")
+
+
+KINDS = {"allreduce": "all-reduce", "_allgather_base": "gather", "alltoall_base": "all-to-all"}
+"""Messages from device to device, by the methods of process groups that send them."""
+
+
+@contextmanager
+def messages_of(kinds: list[tuple[dist.ProcessGroup, str]]) -> Iterator[None]:
+    """Note the group and the kind of each message of `KINDS`."""
+
+    def noted(method: str) -> Any:
+        send = getattr(dist.ProcessGroup, method)
+
+        def call(group: dist.ProcessGroup, *given: Any) -> Any:
+            kinds.append((group, KINDS[method]))
+            return send(group, *given)
+
+        return call
+
+    with ExitStack() as patches:
+        for method in KINDS:
+            patches.enter_context(mock.patch.object(dist.ProcessGroup, method, noted(method)))
+        yield
+
+
+@cases
+def ranks_are_connected_before_the_first_step() -> None:
+    """An engine such as NCCL makes a communicator at the first message of each kind: never in a backward pass.
+
+    Messages travel in the model's group. Groups that a hook makes for them are made with the hook, and the next
+    hook has them.
+    """
+    join()
+    shapes = {"a": (50, 90), "b": (64, 80), "c": (33,)}
+    specs = rules_of({"a": "residual|topk(ratio=0.05)|raw32", "b": "fp16"}, "{}")
+
+    def of_group(found: list[tuple[dist.ProcessGroup, str]], group: dist.ProcessGroup) -> set[str]:
+        return {kind for each, kind in found if each is group}
+
+    for own, thread in ((None, "never"), (timedelta(seconds=60), "never"), (None, "always")):
+        sent: set[str] = set()
+        group: dist.ProcessGroup | None = None
+        for exchange in ("auto", "sra"):
+            params = {n: torch.nn.Parameter(torch.zeros(shape)) for n, shape in shapes.items()}
+            model = DistributedDataParallel(Given(params), bucket_cap_mb=0.005)
+            config = configured(
+                "identity", rules=specs, device="direct", exchange=exchange, encoder_thread=thread
+            )
+            before = len(dist.distributed_c10d._world.pg_map)
+            with on_device({0, 1}):
+                connecting: list[tuple[dist.ProcessGroup, str]] = []
+                with messages_of(connecting):
+                    state, hook = ddp_hook(config, model, timeout=own)
+                model.register_comm_hook(state, hook)
+                made = [*state._gloo.lent.on_devices.values()]
+                assert bool(made) is (own is not None or thread == "always")
+                (found,) = made or [model.process_group]
+                if group is not None:
+                    assert found is group, "a second hook has a group of its own"
+                    assert len(dist.distributed_c10d._world.pg_map) == before
+                group = found
+                groups = len(dist.distributed_c10d._world.pg_map)
+                stepping: list[tuple[dist.ProcessGroup, str]] = []
+                with messages_of(stepping):
+                    for step in range(3):
+                        model(harness.gradients(params, step)).backward()
+                state.close()
+            assert len(dist.distributed_c10d._world.pg_map) == groups, "a step has made a group"
+            late = of_group(stepping, group) - of_group(connecting, group)
+            assert not late, f"the first {late} is in a backward pass"
+            sent |= of_group(stepping, group)
+        assert sent == set(KINDS.values()), sent
