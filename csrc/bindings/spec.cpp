@@ -29,7 +29,7 @@ py::object to_python(const Value& value) {
 }
 
 // (canonical text, [(stage name, kind, stage text, {parameter: value})], whether schedules count
-// steps, whether they count epochs)
+// steps, whether they count epochs, and the step from which those of steps stay as they are)
 py::tuple parse(const std::string& text) {
   Spec spec;
   raise_unless_ok(parse_spec(text, &spec));
@@ -41,7 +41,7 @@ py::tuple parse(const std::string& text) {
         py::make_tuple(stage.info->name, kind_name(stage.info->kind), stage.text(), params));
   }
   return py::make_tuple(spec.text(), stages, spec.scheduled_by(Schedule::Unit::kSteps),
-                        spec.scheduled_by(Schedule::Unit::kEpochs));
+                        spec.scheduled_by(Schedule::Unit::kEpochs), spec.step_schedules_end());
 }
 
 // The canonical text of a spec at a step of an epoch: without schedules.

@@ -24,6 +24,12 @@ double Schedule::at(std::int64_t step, std::int64_t epoch) const {
   return std::clamp(rounded, std::min(values[0], values[1]), std::max(values[0], values[1]));
 }
 
+std::int64_t Schedule::end() const {
+  if (shape == Shape::kRamp) return length;
+  const auto stairs = static_cast<std::int64_t>(values.size()) - 1;
+  return stairs > INT64_MAX / length ? INT64_MAX : stairs * length;
+}
+
 std::string Schedule::text() const {
   const std::string unit_name = unit == Unit::kSteps ? "steps" : "epochs";
   if (shape == Shape::kRamp) {

@@ -20,6 +20,7 @@ struct Schedule {
 
   // Rounded to six digits: ranks whose mathematical libraries differ must not differ here.
   double at(std::int64_t step, std::int64_t epoch) const;
+  std::int64_t end() const;  // units after which the value stays as it is
   std::string text() const;  // canonical
 };
 

@@ -540,6 +540,17 @@ bool Spec::scheduled_by(Schedule::Unit unit) const {
   return false;
 }
 
+std::int64_t Spec::step_schedules_end() const {
+  std::int64_t end = 0;
+  for (const Stage& stage : stages) {
+    for (const auto& [name, value] : stage.params.values()) {
+      if (!value.schedule || value.schedule->unit != Schedule::Unit::kSteps) continue;
+      end = std::max(end, value.schedule->end());
+    }
+  }
+  return end;
+}
+
 Spec Spec::at(std::int64_t step, std::int64_t epoch) const {
   Spec now = *this;
   for (Stage& stage : now.stages) {

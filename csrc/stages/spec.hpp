@@ -20,6 +20,8 @@ struct Spec {
   std::string text() const;                 // canonical: keys sorted, defaults filled in, no spaces
   std::string text_without_memory() const;
   bool scheduled_by(Schedule::Unit unit) const;  // true if a parameter has a schedule in this unit
+  std::int64_t step_schedules_end()
+      const;  // steps after which no such schedule changes a parameter
   // Spec without schedules, with their values at a step of an epoch. `step` counts the earlier
   // averages of the tensor.
   Spec at(std::int64_t step, std::int64_t epoch) const;

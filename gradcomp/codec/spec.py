@@ -46,6 +46,7 @@ class Spec:
         stages: its stages, left to right.
         by_steps: a parameter has a schedule that counts steps.
         by_epochs: a parameter has a schedule that counts epochs.
+        steps_end: the step from which no schedule that counts steps changes a parameter.
     """
 
     canonical: str
@@ -53,6 +54,7 @@ class Spec:
     stages: tuple[Stage, ...] = field(compare=False)
     by_steps: bool = field(default=False, compare=False)
     by_epochs: bool = field(default=False, compare=False)
+    steps_end: int = field(default=0, compare=False)
 
     @cached_property
     def memory(self) -> Stage | None:
@@ -109,8 +111,7 @@ class Spec:
 
     def steady(self, step: int, epoch: int) -> Spec | None:
         """As `at`, if no later step of this epoch has another one; else None."""
-        now = self.at(step, epoch)
-        return now if not self.by_steps or now == self.at(END, epoch) else None
+        return self.at(step, epoch) if step >= self.steps_end else None
 
     @property
     def short(self) -> str:
@@ -217,11 +218,11 @@ def checked_text(spec: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _parse(spec: str) -> Spec:
-    canonical, rows, by_steps, by_epochs = _read(spec)
-    return Spec(canonical, tuple(Stage(*row) for row in rows), by_steps, by_epochs)
+    canonical, rows, by_steps, by_epochs, steps_end = _read(spec)
+    return Spec(canonical, tuple(Stage(*row) for row in rows), by_steps, by_epochs, steps_end)
 
 
-def _read(spec: str) -> tuple[str, list[tuple[Any, ...]], bool, bool]:
+def _read(spec: str) -> tuple[str, list[tuple[Any, ...]], bool, bool, int]:
     with suppress(SpecError):
         return _core.parse_spec(spec)
     discover()  # the spec may name a plug-in's codec

@@ -87,11 +87,12 @@ class Collector:
         self._pipeline = pipeline
         self._tensors = tensors
         self._resolved: dict[str, Resolved] = {}
-        self._lasting: dict[str, Resolved] | None = None
+        self._settled: dict[str, Resolved] | None = None
+        self._settled_at: tuple[int, int] | None = None
         self._added = False  # tensors with other decisions than those of all tensors
+        self._routes: tuple[int, int] | None = None
         self._resolve_all()
         self._group()
-        self._routes: int | None = None
         self._waiting: dict[str, _Waiting] = {}  # by a bucket's first name
         self._measured: dict[PolicyGroup, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
@@ -128,44 +129,54 @@ class Collector:
         decisions: tuple[Decision, ...] = ()
         policy = pipeline.policy
         if policy.measures:
-            before = pipeline.resolve_all(self._tensors).values()
+            self._resolve_all()
+            before = self._resolved.values()
             groups = [decided.group for decided in before if decided.group is not None]
             decisions = self._driver.run(policy.begin_step(groups, self._ended, self._clock()))
             pipeline.stats.decisions = policy.decisions
-        self._resolve_all()
-        if policy.measures or pipeline.config.switches:
+        if self._resolve_all() and (policy.measures or pipeline.config.switches):
             self._group()
         self._report.begin_step(self._resolved)
         self._routes = self._find_routes()
         return decisions
 
-    def _resolve_all(self) -> None:
-        """Decide about all tensors, unless the decisions of an earlier step hold in every later one."""
-        if self._lasting is None:
+    def _resolve_all(self) -> bool:
+        """Decide about all tensors; returns False if the decisions of an earlier step still hold."""
+        again = self._settled is None or self._settled_at != self._versions()
+        if again:
             self._resolved = self._pipeline.resolve_all(self._tensors)
-            lasts = all(resolved.lasting for resolved in self._resolved.values())
-            if lasts and not self._pipeline.policy.measures:
-                # A copy, as `add` puts further tensors into the other one.
-                self._lasting = self._resolved.copy()
+            settled = all(resolved.settled for resolved in self._resolved.values())
+            # A copy, as `add` puts further tensors into the other one.
+            self._settled = (
+                self._resolved.copy() if settled and self._pipeline.policy.idle else None
+            )
+            self._settled_at = self._versions()
         elif self._added:
-            self._resolved = self._lasting.copy()
+            assert self._settled is not None  # see above
+            self._resolved = self._settled.copy()
         self._added = False
+        return again
+
+    def _versions(self) -> tuple[int, int]:
+        """Decisions hold as long as the policy's do, and schedules do not begin again with an earlier state."""
+        pipeline = self._pipeline
+        scheduled = not all(resolved.lasting for resolved in self._resolved.values())
+        return pipeline.resolver.forgets, pipeline.last_step.changes if scheduled else 0
 
     @property
-    def routes(self) -> int | None:
+    def routes(self) -> tuple[int, int] | None:
         """Equal in two steps if `resolve`, `route` and `Pipeline.on_device` say the same in both of each tensor.
 
         None: they may say something else in this step than in another one.
         """
         return self._routes
 
-    def _find_routes(self) -> int | None:
-        if self._lasting is None or self._pipeline.stats.compares:
+    def _find_routes(self) -> tuple[int, int] | None:
+        if self._settled is None or self._pipeline.stats.compares:
             return None
         last = self._pipeline.last_step
-        if self._routes == last.changes or last.begins_all(self._lasting.values()):
-            return last.changes
-        return None
+        now = self._pipeline.resolver.forgets, last.changes
+        return now if self._routes == now or last.begins_all(self._settled.values()) else None
 
     def _begin_check(self, gradients: str | None) -> None:
         """Send this rank's text of the step; its state is compared before anything else is sent."""
@@ -418,7 +429,7 @@ class Collector:
 
         A tensor with a step that lags behind may have an aggregator of another bucket in this step.
         """
-        lasts = self._lasting is not None and not self._added
+        lasts = self._settled is not None and not self._added
         if lasts and bucket[0] in self._whole:
             return [arrived]
         parts: dict[Hashable, dict[str, FloatArray]] = {}

@@ -52,7 +52,8 @@ class Resolved:
             not take, or the choice of a policy.
         aggregator: runs the round.
         group: the tensor's group for the policy ``auto``; None if the policy does not decide.
-        lasting: the decision holds in every later step.
+        lasting: the decision holds in every step.
+        settled: it holds in every later step, as long as the policy's decisions stay.
     """
 
     key: TensorKey
@@ -61,6 +62,7 @@ class Resolved:
     aggregator: Aggregator
     group: PolicyGroup | None
     lasting: bool
+    settled: bool
 
     @cached_property
     def dense(self) -> bool:
@@ -109,6 +111,9 @@ class Resolver:
     Args:
         context: the parts of a rank that all aggregators share.
         policy: decides whether groups of tensors are compressed; None to compress all.
+
+    Attributes:
+        forgets: number of times that `forget` was called.
     """
 
     def __init__(self, config: Config, context: Context, policy: Policy | None) -> None:
@@ -116,9 +121,10 @@ class Resolver:
         self._context = context
         self._policy = policy
         self._epoch: int | None = None
+        self.forgets = 0
         # By name, shape, and whether default rules hold.
         self._rules: dict[tuple[str, tuple[int, ...], bool], Resolution] = {}
-        self._lasting: dict[tuple[str, tuple[int, ...], bool], Resolved] = {}
+        self._settled: dict[tuple[str, tuple[int, ...], bool], Resolved] = {}
         # The last aggregator of each spec, exchange and averaging.
         self._aggregators: dict[tuple[str, str, Averaging], _CachedAggregator] = {}
         # By the spec's text without schedules, too: tensors at different steps alternate, and the
@@ -147,7 +153,8 @@ class Resolver:
 
     def forget(self) -> None:
         """Drop all cached decisions, because a policy has changed some of its decisions."""
-        self._lasting.clear()
+        self._settled.clear()
+        self.forgets += 1
 
     def ranks_of(self, exchange: str) -> int:
         """Number of ranks of an exchange; of nodes, with `two_level`."""
@@ -196,14 +203,14 @@ class Resolver:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
         place = name, shape, default_rules
-        resolved = self._lasting.get(place)
-        if resolved is None:
+        resolved = self._settled.get(place)
+        if resolved is None or step < resolved.phase.use.steps_end:
             rule = self._rules.get(place)
             if rule is None:
                 rule = self._rules[place] = self._config.resolve(*place)
             resolved = self._resolve(rule, TensorKey(name, shape, math.prod(shape)), step)
-            if resolved.lasting:
-                self._lasting[place] = resolved
+            if resolved.settled:
+                self._settled[place] = resolved
         return resolved
 
     def on_device(self, resolved: Resolved, step: int, device: Device) -> bool:
@@ -240,13 +247,14 @@ class Resolver:
         phase = rule.schedule.at(step, epoch)
         spec, exchange = phase.use, phase.exchange or rule.exchange
         fixed = not (rule.schedule.switches or spec.scheduled)
+        settled = not (rule.schedule.switches or spec.by_epochs) and step >= spec.steps_end
         aggregator = self._aggregator(spec, exchange, step, rule.averaging)
         if not aggregator.takes(key.shape):
-            return Resolved(key, phase, DENSE_SPEC, self._dense, None, fixed)
+            return Resolved(key, phase, DENSE_SPEC, self._dense, None, fixed, settled)
         if self._policy is None or isinstance(aggregator, Dense | DenseMomentum | AverageMomentum):
-            return Resolved(key, phase, spec, aggregator, None, fixed)
+            return Resolved(key, phase, spec, aggregator, None, fixed, settled)
         if step < aggregator.start_step:
-            return Resolved(key, phase, spec, aggregator, None, False)
+            return Resolved(key, phase, spec, aggregator, None, False, False)
         last = spec.at(END, END) if spec.scheduled else spec
         group = PolicyGroup.of(last if spec.at(step, epoch) == last else spec, exchange, key.numel)
         choice = self._policy.choice(group)
@@ -254,7 +262,7 @@ class Resolver:
             others = alternatives(spec)
             spec = others.get(choice, others[DENSE])
             aggregator = self._aggregator(spec, "auto", step, MEAN)
-        return Resolved(key, phase, spec, aggregator, group, fixed)
+        return Resolved(key, phase, spec, aggregator, group, fixed, settled)
 
     def _aggregator(self, spec: Spec, exchange: str, step: int, averaging: Averaging) -> Aggregator:
         """The aggregator of a spec; with schedules, the aggregator of this step."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gradcomp import Config, Loopback, Pipeline, ProtocolError
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.spec import parse
 from gradcomp.exchange.engine import Driver
 from gradcomp.runtime.collector import Collector, Route
 from support.core_device import CoreDevice
@@ -226,14 +228,14 @@ def test_an_algorithm_that_begins_later_is_dense_until_then() -> None:
     assert routes == [(Route.DENSE, False)] * 2 + [(Route.COLLECTED, True)] * 2
 
 
-def routes_of_steps(spec: str, steps: int) -> tuple[list[int | None], Collector, Pipeline]:
+def routes_of_steps(spec: str, steps: int) -> tuple[list[Any], Collector, Pipeline]:
     """`Collector.routes` in some steps with all tensors."""
     pipeline = Pipeline(config_of(spec), 0, 1)
     collector = Collector(Driver(Engine(Board(ranks=1), 0)), pipeline, SHAPES)
     return [routes_of_step(collector, step) for step in range(steps)], collector, pipeline
 
 
-def routes_of_step(collector: Collector, step: int) -> int | None:
+def routes_of_step(collector: Collector, step: int) -> Any:
     collector.begin_step()
     routes = collector.routes
     for name in SHAPES:
@@ -265,8 +267,49 @@ def test_routes_may_change_while_an_algorithm_waits_and_with_schedules() -> None
     routes, _, _ = routes_of_steps("powersgd(rank=1,start_step=2,variant=library)", 5)
     assert routes[:2] == [None, None]
     assert routes[3] == routes[4] is not None
-    routes, _, _ = routes_of_steps("residual|topk(ratio=ramp(from=0.25,to=0.1,steps=2))", 3)
-    assert routes == [None] * 3
+    scheduled = "residual|topk(ratio=ramp(from=0.25,to=0.1,steps=2))"
+    routes, collector, pipeline = routes_of_steps(scheduled, 2)
+    assert routes == [None] * 2
+    early = pipeline.state_dict()
+    # The ramp has ended; a state of before begins it again.
+    last = [routes_of_step(collector, step) for step in (2, 3)]
+    assert last[0] == last[1] is not None
+    pipeline.last_step.allow_discard()
+    assert routes_of_step(collector, 4) == last[0]
+    early["rounds"] = dict.fromkeys(SHAPES, 1)
+    pipeline.load_state_dict(early)
+    assert routes_of_step(collector, 1) is None
+    assert collector.resolve("a", SHAPES["a"]).aggregator is not None
+    pipeline.last_step.discard()
+    assert routes_of_step(collector, 1) is None
+    assert routes_of_step(collector, 2) not in (None, last[0])
+
+
+def test_no_step_before_the_last_change_of_a_schedule_is_steady() -> None:
+    spec = parse("topk(ratio=steps([0.1,0.5,0.1],every=3))")
+    steady = [spec.steady(step, 0) for step in range(8)]
+    assert steady == [None] * 6 + [parse("topk(ratio=0.1)")] * 2
+    assert parse("topk(ratio=ramp(from=0.5,to=0.1,steps=4))").steps_end == 4
+    assert parse("topk(ratio=epochs([0.5,0.1]))").steps_end == 0
+
+
+def test_routes_hold_as_long_as_the_decisions_of_a_policy() -> None:
+    spec = "residual|topk(k=3)"
+    times = {"dense": 1.0, "fp16": 9.0, "compressed": 9.0}
+    groups = [{"use": spec, "numel": numel, **times} for numel in (400, 5)]
+    prior = {"ranks": 1, "groups": groups}
+    pipeline = Pipeline(config_of(spec, policy="auto", prior=prior), 0, 1)
+    collector = Collector(Driver(Engine(Board(ranks=1), 0)), pipeline, SHAPES)
+    decided = [routes_of_step(collector, step) for step in range(4)]
+    assert decided[2] == decided[3] is not None
+    assert collector.resolve("a", SHAPES["a"]).dense
+    pipeline.policy.measure_anew()
+    measured = [routes_of_step(collector, step) for step in range(4, 8)]
+    assert measured == [None] * 4
+    while not pipeline.policy.decisions:
+        routes_of_step(collector, 8)
+    again = [routes_of_step(collector, step) for step in range(9, 12)]
+    assert again[1] == again[2] not in (None, decided[3])
 
 
 def test_a_residual_of_an_earlier_spec_is_not_left_behind() -> None:

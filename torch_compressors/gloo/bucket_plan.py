@@ -82,13 +82,13 @@ class BucketPlan:
         """
         return self._buffer.is_set_to(buffer)
 
-    def holds(self, routes: int | None) -> bool:
+    def holds(self, routes: tuple[int, int] | None) -> bool:
         """Whether gradients travel as planned in a step with these `Collector.routes`."""
         return routes is not None and routes == self._routes
 
     def decide(
         self,
-        routes: int | None,
+        routes: tuple[int, int] | None,
         dense: Iterable[str] = (),
         collected: dict[str, Resolved] | None = None,
         there: Sequence[str] = (),
