@@ -612,7 +612,7 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "randomk": (randomk, 84),
     "added": (added, 510),
     "peer": (peer, 170),
-    "shares": (shares, 8),
+    "shares": (shares, 10),
     "bases": (bases, 40),
     "matrices": (matrices, 100),
     "large": (large, 25000),

@@ -79,6 +79,8 @@ USES = [
     ["residual|sampled_topk(ratio=0.2,sample_ratio=0.1,values=bf16)"] * 3,
     ["momentum_correction(momentum=0.9)|topk(ratio=0.2,values=fp16)"] * 3,
     ["ef21|topk(ratio=0.2)"] * 3,
+    # The first steps travel through the host, as parameters change.
+    ["residual|topk(ratio=0.2)"] * 2 + ["residual|topk(ratio=ramp(from=0.5,to=0.2,steps=2))"],
 ]
 
 

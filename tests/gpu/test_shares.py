@@ -14,7 +14,7 @@ from support.scope import by_scope
 def test_shares_of_devices_are_those_of_the_host() -> None:
     done = run("shares.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    steps = by_scope(4, 24)
+    steps = by_scope(4, 30)
     assert done.stdout == f"{steps} steps compared\n10 damaged messages noticed\n"
 
 
