@@ -149,7 +149,7 @@ class ShareSender(Sender):
         }
         kernels.count_shares_kernel[(programs,)](
             *(*of, self._before, self._not_finite, ranks),
-            OWNERS=max(32, 1 << (ranks - 1).bit_length()),
+            OWNERS=max(256, 1 << (ranks - 1).bit_length()),
             **constants,
         )
         kernels.scan_shares_kernel[(ranks,)](
@@ -163,6 +163,7 @@ class ShareSender(Sender):
             *(*of, self._before, self._spoiled, self._positions, self._values, self._late),
             *(size, slots, self._rank, ranks),
             **constants,
+            num_warps=8,  # with 4, a thread of sm_100 has too few registers
         )
         self._words.zero_()
         packed.pack_kernel[(self._packing.programs,)](

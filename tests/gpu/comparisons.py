@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gpu import factor_comparisons
+from gpu import factor_comparisons, share_comparisons
 from gpu.guards import guard_all_tensors, used_guards
 from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import EncodeItem, ProtocolError, _core, encode_batch, get_codec
@@ -566,6 +566,14 @@ def large(tally: Tally, rng: np.random.Generator, each: int) -> None:
         tally.compare(spec, "feedback", tensors, sent, steps=5)
 
 
+def shares(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Three steps of three ranks for each case, whose gradients are always the same."""
+    small_tiles()
+    peer_sums.RANGE, peer_sums.BLOCK, peer_sums.SEARCHES = 128, 64, 16
+    for case in range(min(each, len(share_comparisons.CASES))):
+        tally.add(9, share_comparisons.steps(case, 3, 3, tally.device))
+
+
 def bases(tally: Tally, rng: np.random.Generator, each: int) -> None:
     for _ in range(25):
         tally.add(each, factor_comparisons.bases(rng, each, tally.device))
@@ -604,12 +612,13 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "randomk": (randomk, 84),
     "added": (added, 510),
     "peer": (peer, 170),
+    "shares": (shares, 10),
     "bases": (bases, 40),
     "matrices": (matrices, 100),
     "large": (large, 25000),
 }
-"""Comparisons, and the number of tensors in a launch; of `matrices` launches; of `large` thousands of elements, on
-GPUs."""
+"""Comparisons, and the number of tensors in a launch; of `matrices` launches, of `shares` cases; of `large` thousands
+of elements, on GPUs."""
 
 
 def one(tally: Tally, rng: np.random.Generator, name: str) -> None:

@@ -6,9 +6,8 @@ Prints the number of steps that were compared, and of damaged messages that were
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -19,24 +18,19 @@ import torch
 
 import gpu.quick_interpreter  # noqa: F401
 from gpu.guards import guard_all_tensors, used_guards
-from gradcomp import Config, EncodeItem, Pipeline, ProtocolError, get_codec
-from gradcomp.codec.devices import HOST
+from gpu.share_comparisons import CASES, steps
+from gradcomp import EncodeItem, ProtocolError, get_codec
 from gradcomp.codec.shares import SHARE_BLOCK, Shares
 from gradcomp.exchange.automatic import share_link_bytes
-from gradcomp.exchange.patterns import peer_sparse_allreduce
-from gradcomp.exchange.patterns.peer_sparse_allreduce import PeerSparseAllReduce
 from gradcomp_torch.device_messages import DeviceMessage
 from gradcomp_torch.gpu import peer_sums
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.packed import packed_size
 from gradcomp_torch.gpu.peer_device import DirectDevice
 from gradcomp_torch.gpu.peer_send import HEADER
-from support.mixed_ranks import SHAPES, average, gradients, residuals
-from support.pipelines import configured, rules_of
 from support.scope import FULL, by_scope
 
 CPU = torch.device("cpu")
-Gradients = Mapping[str, Sequence[np.ndarray]]
 
 
 def main() -> None:
@@ -45,7 +39,6 @@ def main() -> None:
     guard_all_tensors()
     tiling.TILE, tiling.BLOCK, tiling.SLOTS = 256, 64, 128
     peer_sums.RANGE, peer_sums.BLOCK, peer_sums.SEARCHES = 128, 64, 16
-    peer_sparse_allreduce.MIN_SHARE = 32
     print(f"{compare()} steps compared")
     print(f"{notice()} damaged messages noticed")
     check_sizes()
@@ -53,74 +46,13 @@ def main() -> None:
     assert not faults, faults
 
 
-def ranks_of(config: Config, ranks: int) -> list[Pipeline]:
-    """Pipelines of ranks that have agreed on messages from device to device."""
-    pipelines = [Pipeline(config, rank, ranks) for rank in range(ranks)]
-    for pipeline in pipelines:
-        pipeline.begin_peer_messages(DirectDevice(CPU))
-        for resolved in pipeline.resolve_all(SHAPES).values():
-            pattern = getattr(resolved.aggregator, "_inner", resolved.aggregator)
-            assert isinstance(pattern, PeerSparseAllReduce)
-    return pipelines
-
-
-def crowded(step: int, ranks: int) -> dict[str, list[np.ndarray]]:
-    """Large gradients in the share of one rank, so that they have too few slots; one is NaN in step 1."""
-    grads = gradients(step, ranks)
-    numel = sum(rank[0].size for rank in grads.values())
-    block = np.arange(numel) // SHARE_BLOCK
-    large = (block + block // ranks) % ranks == 1
-    begin = 0
-    for of_ranks in grads.values():
-        for grad in of_ranks:
-            part = large[begin : begin + grad.size].reshape(grad.shape)
-            grad *= np.where(part, 100, 1).astype(np.float32)
-        begin += of_ranks[0].size
-    if step == 1:
-        grads["fc"][0].reshape(-1)[-1] = np.nan
-        grads["fc"][1].reshape(-1)[-2] = np.inf
-    return grads
-
-
-USES = [
-    ["residual|topk(ratio=0.2)", "residual(lr=scale)|topk(ratio=0.3)|rice", "topk(k=7)|raw32"],
-    ["residual|sampled_topk(ratio=0.2,sample_ratio=0.1,values=bf16)"] * 3,
-    ["momentum_correction(momentum=0.9)|topk(ratio=0.2,values=fp16)"] * 3,
-    ["ef21|topk(ratio=0.2)"] * 3,
-]
-
-
 def compare() -> int:
-    """Averages and states are those of ranks on the host, to the last bit; a NaN has reached the average.
-
-    By default the specs take turns with the gradients.
-    """
-    compared = 0
-    for number, (specs, make) in enumerate(product(USES, (gradients, crowded))):
-        if not FULL and number not in (1, 2):
-            continue
-        ranks = 4 if FULL else 3
-        rules = rules_of(dict(zip(SHAPES, specs, strict=True)), "{}")
-        config = configured(specs[0], rules=rules, exchange="sparse_allreduce", device="direct")
-        devices = [DirectDevice(CPU) for _ in range(ranks)]
-        direct, alone = ranks_of(config, ranks), ranks_of(config, ranks)
-        for step in range(by_scope(2, 3)):
-            for rank in (*direct, *alone):
-                rank.set_lr(0.1 / (1 + step))
-            grads = make(step, ranks)
-            found = average(direct, devices, grads)
-            wanted = average(alone, [HOST] * ranks, grads)
-            assert all(one == found[0] for one in found[1:]), f"{specs}: ranks differ in {step}"
-            for name in SHAPES:
-                got, want = (np.frombuffer(one[0][name], np.float32) for one in (found, wanted))
-                np.testing.assert_array_equal(got, want, f"{specs}: averages of step {step}")
-                wild = make is crowded and step == 1 and name == "fc"
-                assert np.isfinite(got).all() != wild, f"{specs}: {name} in step {step}"
-            if [residuals(one) for one in direct] != [residuals(one) for one in alone]:
-                raise AssertionError(f"{specs}: states differ in step {step}")
-            compared += 1
-        sent = direct[0].stats.sent_bytes
-        assert sent["alltoall"] != alone[0].stats.sent_bytes["alltoall"], "through the host"
+    """Steps with all specs and gradients; by default these take turns."""
+    compared, count = 0, by_scope(2, 3)
+    for case in range(len(CASES)) if FULL else (1, 2):
+        faults = list(steps(case, by_scope(3, 4), count, CPU))
+        assert not faults, faults
+        compared += count
     return compared
 
 
