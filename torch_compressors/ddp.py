@@ -320,10 +320,10 @@ class DDPCompression(Closing, ScalerControls):
         if buffer.layout != torch.strided:
             (parameter,) = bucket.parameters()
             return _Arrived(future, buffer, self._model.name(parameter))
-        plan = self._plans.get(bucket.index())
+        index = bucket.index()
+        plan = self._plans.get(index)
         if plan is None or not plan.is_in(buffer):
-            plan = BucketPlan(buffer, self._views_of(bucket, buffer))
-            self._plans[bucket.index()] = plan
+            plan = self._plans[index] = BucketPlan(buffer, self._views_of(bucket, buffer))
         return _Arrived(future, buffer, plan)
 
     def _views_of(self, bucket: GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -161,6 +161,8 @@ class Driver:
         time; every other request calls it first, so that the order of requests is the order of starts
         on every rank.
         """
+        if not self._beside and not self._launched:
+            return
         beside, self._beside = self._beside, []
         try:
             for future in beside:
@@ -219,7 +221,7 @@ class Driver:
 
     def _advance(self) -> None:
         """Advance every round by one phase."""
-        for name in sorted(self._running, key=lambda name: (self._running[name].place, name)):
+        for _, name in sorted((running.place, name) for name, running in self._running.items()):
             running = self._running[name]
             if running.result is None:
                 self._resume(running, self._engine.finish(running.handle))

@@ -7,6 +7,7 @@ for all-reduces and all-gathers, and direct messages for all-to-alls. All ranks 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 __all__ = ["costs_more", "dense_link_bytes", "link_bytes", "link_turns"]
 
@@ -41,7 +42,13 @@ def link_bytes(kind: str, nbytes: float, ranks: int) -> float:
         nbytes: bytes that the rank hands over.
         ranks: number of ranks that take part; of an exchange between nodes, the number of nodes.
     """
-    return 0.0 if kind.startswith("node ") else _FACTORS[kind](ranks) * nbytes
+    return _factor(kind, ranks) * nbytes
+
+
+@cache
+def _factor(kind: str, ranks: int) -> float:
+    """Bytes that pass a rank's link for each byte that it hands over."""
+    return 0.0 if kind.startswith("node ") else _FACTORS[kind](ranks)
 
 
 def link_turns(kind: str, ranks: int) -> int:
