@@ -48,7 +48,6 @@ class _Messages(DeviceMessage):
     """
 
     name: str
-    sender: Sender
     layouts: list[Layout]
     receivers: dict[int | str, Receiver]
 
@@ -172,7 +171,7 @@ class DirectDevice(TorchDevice):
                 ]
             )
         exchange.messages = _Messages(
-            sender.data, self._staging, name, sender, sender.layouts, exchange.receivers
+            sender.data, self._staging, name, sender.layouts, exchange.receivers
         )
         return exchange.messages
 
@@ -279,9 +278,15 @@ class DirectDevice(TorchDevice):
 
         return self._begin(name, tensors, shares, make_sender)
 
+    def _share_sender(self, messages: _Messages) -> ShareSender:
+        # Messages have no reference to it, as they may outlive an exchange that is no longer used.
+        sender = self._exchanges[messages.name].sender
+        assert isinstance(sender, ShareSender)  # of begin_shares
+        return sender
+
     def add_shares(self, own_messages: Any, messages: Sequence[ByteArray]) -> tuple[Any, Any]:
         """See `PeerDevice`."""
-        sender, ranks = own_messages.sender, len(messages)
+        sender, ranks = self._share_sender(own_messages), len(messages)
         if not self._receive_again(own_messages, "shares", messages, ()):
             layout = own_messages.layouts[0]
             tensor = PeerTensor(sender.total.tensor, layout.places[0], ())
@@ -300,7 +305,7 @@ class DirectDevice(TorchDevice):
         outputs: Sequence[FloatArray],
     ) -> None:
         """See `PeerDevice`."""
-        sender, ranks = own_messages.sender, len(messages)
+        sender, ranks = self._share_sender(own_messages), len(messages)
         if not self._receive_again(gathered, "shares", messages, ()):
             (layout,) = gathered.layouts
             tensors = [
