@@ -89,6 +89,7 @@ class Collector:
         self._resolved: dict[str, Resolved] = {}
         self._settled: dict[str, Resolved] | None = None
         self._settled_at: tuple[int, int] | None = None
+        self._scheduled = False
         self._added = False  # tensors with other decisions than those of all tensors
         self._routes: tuple[int, int] | None = None
         self._resolve_all()
@@ -146,6 +147,7 @@ class Collector:
         if again:
             self._resolved = self._pipeline.resolve_all(self._tensors)
             settled = all(resolved.settled for resolved in self._resolved.values())
+            self._scheduled = not all(resolved.lasting for resolved in self._resolved.values())
             # A copy, as `add` puts further tensors into the other one.
             self._settled = (
                 self._resolved.copy() if settled and self._pipeline.policy.idle else None
@@ -160,8 +162,7 @@ class Collector:
     def _versions(self) -> tuple[int, int]:
         """Decisions hold as long as the policy's do, and schedules do not begin again with an earlier state."""
         pipeline = self._pipeline
-        scheduled = not all(resolved.lasting for resolved in self._resolved.values())
-        return pipeline.resolver.forgets, pipeline.last_step.changes if scheduled else 0
+        return pipeline.resolver.forgets, pipeline.last_step.changes if self._scheduled else 0
 
     @property
     def routes(self) -> tuple[int, int] | None:

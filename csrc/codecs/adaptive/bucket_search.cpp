@@ -98,7 +98,6 @@ double SearchGoal::value(double bytes, double squared_error, bool zero) const {
 
 void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float largest, double energy) {
   const MatrixShape& shape = plan->quantized.shape();
-  largest_ = std::max(largest_, largest);
   candidates_.push_back({&options_, plan, tensor, largest, energy,
                          LearnedBasis::of(tensor->basis, shape.rows, shape.cols)});
 }
@@ -106,7 +105,9 @@ void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float large
 Status BucketSearch::run(const SearchGoal& goal, Scratch& scratch) {
   goal_ = goal;
   slope_ = goal.error > 0 ? kErrorSlope : first_slope(goal.most, elements_);
-  ranked_ = largest_ <= kLargest && largest_ >= 1 / kLargest;
+  float largest = 0;
+  for (const Candidate& one : candidates_) largest = std::max(largest, one.largest);
+  ranked_ = largest <= kLargest && largest >= 1 / kLargest;
   if (!ranked_) {
     for (Candidate& one : candidates_) one.learned = {};
   }

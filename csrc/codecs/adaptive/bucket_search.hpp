@@ -115,7 +115,6 @@ class BucketSearch {
   SearchGoal goal_;
   double bytes_ = 0;       // of the last value
   double slope_ = 1;       // see find_step()
-  float largest_ = 0;      // magnitude
   double least_step_ = 0;  // below, a magnitude could be too large for the code
   bool ranked_ = true;     // whether low-rank parts are possible
   bool grouped_ = false;   // whether zero groups may have no symbols

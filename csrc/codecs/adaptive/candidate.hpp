@@ -45,8 +45,7 @@ struct Candidate {
   // Filled by take_sample():
   SampledRows rows = {};
   double scale = 1;  // elements of the tensor for each of the sample
-  // The tensor's step, in steps of the bucket; set after take_sample(). A step that is given to
-  // this class is the tensor's.
+  // The tensor's step, in steps of the bucket. A step that is given to this class is the tensor's.
   float multiple = 1;
   // The sample without the low-rank part of `choice`, as choose_rank() or sample_rest() leave it;
   // `rest` has the elements of choose_rank().

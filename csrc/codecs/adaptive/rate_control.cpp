@@ -20,12 +20,6 @@ constexpr float kSmallest = 0x1p-100f;
 // The payloads of a bucket may take so many bytes, however few elements it has.
 constexpr double kLeastBytes = 32;
 
-// The sum of squares of a tensor before error feedback.
-double of_gradient(const BucketTensor& tensor) {
-  if (tensor.feedback != nullptr) return tensor.feedback->gradient_energy();
-  return kernels().sum_squares(tensor.x.data(), tensor.x.size());
-}
-
 }  // namespace
 
 Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
@@ -33,15 +27,19 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
   plans->assign(tensors.size(), {});
   std::vector<std::uint32_t> largest(tensors.size(), 0);  // magnitude, as bits
   std::vector<double> squares(tensors.size(), 0);
-  std::vector<double> energies(tensors.size(), 0);  // with step=energy: of the gradients
+  std::vector<double> energies(tensors.size(), 0);  // of the gradients, before error feedback
   for_tensors(
       tensors.size(), [&](std::size_t i) { return tensors[i].x.size(); },
       [&](std::size_t i) {
         const Span<const float> x = tensors[i].x;
         if (x.size() < kMinAdaptive) return;
         largest[i] = kernels().max_magnitude(x.data(), x.size());
-        if (target_.error > 0) squares[i] = kernels().sum_squares(x.data(), x.size());
-        if (options_.energy) energies[i] = of_gradient(tensors[i]);
+        if (target_.error == 0 && !options_.energy) return;
+        const Feedback* const feedback = tensors[i].feedback;
+        if (target_.error > 0 || feedback == nullptr) {
+          squares[i] = kernels().sum_squares(x.data(), x.size());
+        }
+        energies[i] = feedback == nullptr ? squares[i] : feedback->gradient_energy();
       });
   BucketSearch search(options_);
   double fixed = 0;        // bytes that do not depend on the step
@@ -63,10 +61,10 @@ Status RateControl::plan(Span<const BucketTensor> tensors, Scratch& scratch,
       fixed += 1;
       continue;
     }
-    search.add(&plan, &tensors[i], bits_float(bits), energies[i]);
+    search.add(&plan, &tensors[i], bits_float(bits), options_.energy ? energies[i] : 0);
     if (target_.error == 0) continue;
     energy += squares[i];
-    mean_energy += EnergyMean::next(of_gradient(tensors[i]), x.size(), tensors[i].carried);
+    mean_energy += EnergyMean::next(energies[i], x.size(), tensors[i].carried);
   }
   if (search.empty()) return {};
   const double asked = target_.rate * search.elements() / 8;

@@ -17,7 +17,6 @@ from gradcomp.codec.batch import decode_batch_add, encode_batch
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem
 from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.codec.devices import PeerDevice, peer_device_of
-from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import kept_count
 from gradcomp.codec.shares import SHARE_BLOCK, Shares
 from gradcomp.codec.spec import Spec
@@ -25,7 +24,7 @@ from gradcomp.errors import WireError
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.gather import Gather, frames_of_rank
-from gradcomp.exchange.patterns.sparse_allreduce import MIN_SHARE, values_of
+from gradcomp.exchange.patterns.sparse_allreduce import MIN_SHARE, decoded_together, values_of
 from gradcomp.exchange.rounds import AllGather, AllToAll, BucketRound
 
 __all__ = ["PeerSparseAllReduce"]
@@ -184,21 +183,7 @@ def _encoded(members: Sequence[Member], tensors: Sequence[EncodeItem]) -> FloatA
     """What codecs keep of all tensors, one after the other; other elements are 0."""
     data, _ = encode_batch(tensors)
     _report_sent(members)
-    sizes = [member.key.numel for member in members]
-    together = np.empty(sum(sizes), np.float32)
-    decode_batch_add(
-        [
-            DecodeItem(member.key.name, tensor.codec, [frame], part, replaces=True)
-            for member, tensor, frame, part in zip(
-                members,
-                tensors,
-                split_frames(data, len(members)),
-                split(together, sizes),
-                strict=True,
-            )
-        ]
-    )
-    return together
+    return decoded_together(members, [tensor.codec for tensor in tensors], data)
 
 
 def _owners(shares: Shares) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

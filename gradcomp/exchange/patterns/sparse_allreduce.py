@@ -14,7 +14,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, split
 from gradcomp.codec.batch import decode_batch_add, encode_batch
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem
-from gradcomp.codec.codec import get_codec
+from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import WireError
@@ -23,7 +23,14 @@ from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.gather import Gather, frames_of_rank
 from gradcomp.exchange.rounds import AllGather, AllToAll, BucketRound
 
-__all__ = ["BLOCK", "DESCRIPTION_BYTES", "MIN_SHARE", "SparseAllReduce", "values_of"]
+__all__ = [
+    "BLOCK",
+    "DESCRIPTION_BYTES",
+    "MIN_SHARE",
+    "SparseAllReduce",
+    "decoded_together",
+    "values_of",
+]
 
 BLOCK = 64
 """Consecutive elements in a block. Blocks are dealt out to the ranks in turn."""
@@ -131,21 +138,7 @@ class SparseAllReduce(BucketAggregator):
                 for aggregator, member in zip(aggregators, members, strict=True)
             ]
         )
-        sizes = [member.key.numel for member in members]
-        together = np.empty(sum(sizes), np.float32)
-        decode_batch_add(
-            [
-                DecodeItem(member.key.name, aggregator.codec, [frame], part, replaces=True)
-                for aggregator, member, frame, part in zip(
-                    aggregators,
-                    members,
-                    split_frames(data, len(members)),
-                    split(together, sizes),
-                    strict=True,
-                )
-            ]
-        )
-        return together
+        return decoded_together(members, [aggregator.codec for aggregator in aggregators], data)
 
 
 def _checked(member: Member) -> SparseAllReduce:
@@ -231,3 +224,29 @@ def _least_chosen(descriptions: Sequence[FloatArray]) -> np.float32:
     order = np.argsort(-every, kind="stable")
     above = np.cumsum(weight[order]) - weight[order] / 2
     return np.float32(np.interp(target, above, every[order]))
+
+
+def decoded_together(
+    members: Sequence[Member], codecs: Sequence[Codec], data: ByteArray
+) -> FloatArray:
+    """The elements that a rank's own frames hold, of all tensors one after the other; others are 0.
+
+    Args:
+        codecs: of the members.
+        data: their frames, one after the other.
+    """
+    sizes = [member.key.numel for member in members]
+    together = np.empty(sum(sizes), np.float32)
+    decode_batch_add(
+        [
+            DecodeItem(member.key.name, codec, [frame], part, replaces=True)
+            for member, codec, frame, part in zip(
+                members,
+                codecs,
+                split_frames(data, len(members)),
+                split(together, sizes),
+                strict=True,
+            )
+        ]
+    )
+    return together
