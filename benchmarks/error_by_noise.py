@@ -2,11 +2,11 @@ r"""Training with an error by tensor that follows the noise between ranks, next 
 
   python benchmarks/error_by_noise.py --optimizer adamw --specs 'adaptive(rate=0.5)'
 
-Each tensor is multiplied by a weight before a bucket is coded with one step, and divided by it after decoding, so its
-error has 1 / weight of the size at the same bytes. Residuals follow changes of the weights. Weights are powers of
-energies an element, of running means: *noise* is that of the ranks' differences to their mean, *signal* that of their
-mean without the noise that is left in it. Prints lines of a Markdown table: test losses minus those of uncompressed
-training with the same seeds.
+Vectors travel as they are. Each matrix is multiplied by a weight before a bucket is coded with one step, and divided by
+it after decoding, so its error has 1 / weight of the size at the same bytes. Residuals follow changes of the weights.
+Weights are powers of energies an element, of running means: *noise* is that of the ranks' differences to their mean,
+*signal* that of their mean without the noise that is left in it. Prints lines of a Markdown table: test losses minus
+those of uncompressed training with the same seeds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from gradcomp import Loopback
+from gradcomp import Config, Loopback
 from preset_training import losses_of
 from proof.cells import TASKS
 from proof.training import UNCOMPRESSED, Result, train
-from training.tasks.models import CharTransformer
-from training.tasks.text import PIECE
 
 _DECAY = 0.95
 """Of the running means."""
@@ -62,7 +60,12 @@ class Weighted(Loopback):
     """
 
     def __init__(self, weight: Weight, codec: str, ranks: int) -> None:
-        super().__init__(f"residual(lr=scale)|{codec}", ranks)
+        rules = [{"match": {"ndim": [0, 1]}, "use": "identity"}]
+        spec = f"residual(lr=scale)|{codec}"
+        super().__init__(
+            Config.from_mapping({"version": 1, "compress": {"default": spec, "rules": rules}}),
+            ranks,
+        )
         self.weights: dict[str, np.float32] = {}
         self._weight = weight
         self._sums: dict[str, Any] = {}
@@ -100,15 +103,12 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
     parser.add_argument("--specs", nargs="+", default=["adaptive(rate=0.5)"], metavar="CODEC")
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
-    parser.add_argument("--width", type=int, default=128, help="of the transformer")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    setup = TASKS["kjv-1m"]
-    task = setup.task()._replace(
-        model=lambda: CharTransformer(task.data.classes, PIECE, options.width)
-    )
+    setup = TASKS["kjv-small"]
+    task = setup.task()
 
     def runs(spec: str, weight: Weight = WEIGHTS["1"]) -> list[Result]:
         return [

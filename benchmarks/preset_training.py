@@ -1,12 +1,11 @@
 r"""Training with specs next to uncompressed training: final test losses, paired by seed, and bytes.
 
-  python benchmarks/preset_training.py --task text --optimizer adamw --seeds 2 \
+  python benchmarks/preset_training.py --task kjv-small --optimizer adamw --seeds 2 \
       --specs 'residual|adaptive(rate=1)' 'residual|topk(ratio=0.01)'
 
-All ranks are in one process and exchange gradients as engines do. Runs of one seed have the same
-initial values and batches. Prints the lines of a Markdown table; the last column is what waits in
-residuals every 100 steps with the first seed (`Stats.waiting`). benchmarks/proof does the same with
-larger tasks, and keeps the results.
+The tasks, learning rates and batches are those of benchmarks/proof, which keeps results. All ranks are in one process
+and exchange gradients as engines do. Runs of one seed have the same initial values and batches. Prints the lines of a
+Markdown table; the last column is what waits in residuals every 100 steps with the first seed (`Stats.waiting`).
 """
 
 from __future__ import annotations
@@ -20,23 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from proof.training import UNCOMPRESSED, Result, TrainingTask, train
-from training.tasks.data import load_digits_images
-from training.tasks.models import CharTransformer, digits_cnn
-from training.tasks.text import PIECE, TextPieces, load_python_topics
-
-RATES = {"adamw": 1e-3, "sgd": 0.05}
-"""Learning rates."""
-
-
-def task_of(options: argparse.Namespace) -> TrainingTask:
-    """What the options choose."""
-    if options.task == "digits":
-        return TrainingTask(load_digits_images(), digits_cnn, options.batch, bits=False)
-    data = TextPieces(load_python_topics())
-    return TrainingTask(
-        data, lambda: CharTransformer(data.classes, PIECE, options.width), options.batch, bits=True
-    )
+from proof.cells import TASKS
+from proof.training import UNCOMPRESSED, Result, train
 
 
 def main() -> None:
@@ -44,20 +28,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", choices=["text", "digits"], default="text")
+    parser.add_argument("--task", choices=TASKS, default="kjv-small", help="default: %(default)s")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
     parser.add_argument("--specs", nargs="+", default=["residual|adaptive(rate=1)"], metavar="SPEC")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=16, help="samples of a rank")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--width", type=int, default=128, help="of the transformer of text")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    task = task_of(options)
+    setup = TASKS[options.task]
+    task = setup.task()
 
     def runs(spec: str) -> list[Result]:
-        lr, ranks, steps = RATES[options.optimizer], options.ranks, options.steps
+        lr, ranks, steps = setup.rates[options.optimizer], options.ranks, options.steps
         return [
             train(task, options.optimizer, lr=lr, spec=spec, ranks=ranks, steps=steps, seed=seed)
             for seed in range(options.seeds)
@@ -65,8 +48,8 @@ def main() -> None:
 
     baseline = losses_of(runs(UNCOMPRESSED))
     print(
-        f"{options.task}, {options.optimizer}, {options.steps} steps of {options.ranks} x "
-        f"{options.batch}, {options.seeds} seeds\n\n"
+        f"{setup.title}, {options.optimizer}, {options.steps} steps of {options.ranks} x "
+        f"{setup.batch}, {options.seeds} seeds\n\n"
         "| spec | test loss | minus uncompressed, by seed | mean | times fewer bytes | waiting |\n"
         "|---|---:|---:|---:|---:|---|"
     )

@@ -36,8 +36,8 @@ class Contender:
 
 _DGC = "dgc(ratio=0.001,warmup_epochs=0,momentum=0.9)"
 
-_PRESET = "residual|adaptive(rate=1) policy=auto"
-"""The preset after its first 100 steps, which send more bits."""
+_PRESET = "residual|adaptive(rate=1,step=energy) policy=auto"
+"""The preset after its first 500 steps, which send more bits."""
 
 CONTENDERS = (
     Contender("Horovod alone", "horovod", "alone"),

@@ -126,6 +126,14 @@ TASKS = {
         rates={"sgd": 0.5, "adamw": 3e-3},
         bits=True,
     ),
+    "kjv-small": Setup(
+        title="King James Bible, transformer of 421,183 parameters",
+        load=_kjv,
+        model=lambda classes: CharTransformer(classes, PIECE, 128),
+        batch=8,
+        rates={"sgd": 0.5, "adamw": 3e-3},
+        bits=True,
+    ),
     "kjv-lstm": Setup(
         title="King James Bible, LSTM of 349,951 parameters",
         load=_kjv,
@@ -176,6 +184,7 @@ _BLOCKS = (
     _Block("kjv-6m", 2, 100, _PAIR, range(2), ("adamw",)),
     _Block("fashion-cnn", 8, 400, _PAIR, range(3), ("adamw",)),
     _Block("kjv-lstm", 2, 400, _PAIR, range(3)),
+    _Block("kjv-small", 2, 400, _PAIR, range(5)),
     _Block("kjv-1m", 2, 400, _FIRST[3:], range(3)),
     _Block("kjv-1m", 2, 400, _REST, range(3)),
     _Block("fashion-cnn", 8, 400, _PAIR, range(3), ("sgd",)),

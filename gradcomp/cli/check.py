@@ -14,7 +14,7 @@ from gradcomp.cli import show
 from gradcomp.cli.options import MODEL_HELP, ConfigArgument, JsonOption, SetOption
 from gradcomp.cli.spec_cell import SpecCell
 from gradcomp.config.idle_rules import unreachable_rules
-from gradcomp.config.match import DEFAULT_RULES, Match
+from gradcomp.config.match import Match
 from gradcomp.config.schema import Compress
 from gradcomp.config.sources import load_sources
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
@@ -114,7 +114,7 @@ def _rules(compress: Compress) -> list[tuple[Resolution, Match]]:
         *zip(written, (rule.match for rule in compress.rules), strict=True),
         *(
             (Resolution(f"default rule: {label}", small), match)
-            for label, match in DEFAULT_RULES.items()
+            for label, match in compress.default_rules.items()
         ),
         (default, Match()),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field, StrictInt, StrictStr, field_validator, model_validator
@@ -13,7 +13,7 @@ from pydantic import Field, StrictInt, StrictStr, field_validator, model_validat
 from gradcomp.config.fields import StrictModel
 from gradcomp.config.messages import CombinationError
 
-__all__ = ["DEFAULT_RULES", "Match"]
+__all__ = ["Match", "default_rules"]
 
 
 class Match(StrictModel):
@@ -70,5 +70,17 @@ class Match(StrictModel):
         )
 
 
-DEFAULT_RULES = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_numel=4095)}
-"""Tried in this order after ``compress.rules``: small tensors gain nothing from compression."""
+_SMALL = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_numel=4095)}
+_SMALL_ADAPTIVE = {"numel < 64": Match(max_numel=63)}
+
+
+def default_rules(codecs: Collection[str]) -> Mapping[str, Match]:
+    """The rules that take small tensors, which gain nothing from compression, after ``compress.rules``.
+
+    ``adaptive`` has one step of its quantizer for all tensors of a bucket, so elements of a vector are not rounded more
+    coarsely than others, and a frame of about 50 bytes more than its symbols pays from 64 elements on.
+
+    Args:
+        codecs: the names of the last stages of ``compress.default``.
+    """
+    return _SMALL_ADAPTIVE if set(codecs) == {"adaptive"} else _SMALL

@@ -9,7 +9,7 @@ __all__ = ["AUTO", "AUTO_SPEC", "with_preset"]
 AUTO = "auto"
 """Name of the preset, wherever a spec for all tensors is expected."""
 
-AUTO_SPEC = "residual|adaptive(rate=ramp(from=4,to=1,steps=100))"
+AUTO_SPEC = "residual|adaptive(rate=ramp(from=1.5,to=1,steps=500),step=energy)"
 """Its spec; docs/which-compressor.md has the trainings it was chosen by."""
 
 

@@ -26,7 +26,7 @@ from gradcomp.codec import spec as specs
 from gradcomp.codec.spec import Spec, Stage
 from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
-from gradcomp.config.match import DEFAULT_RULES, Match
+from gradcomp.config.match import Match, default_rules
 from gradcomp.config.messages import CombinationError, config_error
 from gradcomp.config.predictions import Prediction, Prior
 from gradcomp.config.preset import AUTO, AUTO_SPEC, with_preset
@@ -149,6 +149,11 @@ class Compress(StrictModel):
     def two_level(self) -> bool:
         """Whether any gradients are averaged inside nodes first."""
         return any(pattern_between_nodes(exchange) is not None for *_, exchange in self.choices)
+
+    @property
+    def default_rules(self) -> Mapping[str, Match]:
+        """The rules between `rules` and `default`, by what they ask of a tensor."""
+        return default_rules([spec.stages[-1].name for spec in self.default.specs])
 
     @property
     def small(self) -> Spec:
@@ -310,7 +315,7 @@ class Config(StrictModel):
         for resolution, rule in zip(written, self.compress.rules, strict=True):
             if rule.match.matches(name, shape):
                 return resolution
-        for label, match in DEFAULT_RULES.items() if default_rules else ():
+        for label, match in self.compress.default_rules.items() if default_rules else ():
             if match.matches(name, shape):
                 return Resolution(f"default rule: {label}", SpecSchedule.of(self.compress.small))
         return default

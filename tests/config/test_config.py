@@ -84,6 +84,22 @@ def test_default_rules_come_after_the_users_and_before_default(write: Any) -> No
     assert config.spec_for("fc.weight", (45, 91)).canonical == "identity"
 
 
+@pytest.mark.parametrize("memory", ["", "residual|", "ef21|"])
+def test_adaptive_takes_vectors_and_small_matrices(memory: str) -> None:
+    config = Config.from_spec(f"{memory}adaptive(rate=1)")
+    for shape in ((64,), (8, 8), (5000,)):
+        assert config.resolve("w", shape).rule == "compress.default"
+    for shape in ((), (63,), (7, 9)):
+        assert config.resolve("w", shape).rule == "default rule: numel < 64"
+        assert config.spec_for("w", shape).canonical == "identity"
+
+
+def test_with_another_spec_before_or_after_adaptive_vectors_are_small() -> None:
+    later = {"use": "adaptive(rate=1)", "from_step": 10}
+    mapping = {"version": 1, "compress": {"default": ["fp16", later]}}
+    assert Config.from_mapping(mapping).resolve("b", (100,)).rule == "default rule: ndim <= 1"
+
+
 def test_a_rule_without_conditions_switches_the_default_rules_off() -> None:
     mapping = {
         "version": 1,
