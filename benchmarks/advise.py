@@ -18,7 +18,6 @@ step of Horovod.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from e2e.contenders import Contender
 from e2e.sweep import Cell, Results, Sweep
+from gradcomp.processors import processors
 from gradcomp.tools.advise.cache import SpeedCache
 from gradcomp.tools.advise.calibrate import STAGES
 from gradcomp.tools.advise.links import engine_here, measure_links, open_links
@@ -113,7 +113,7 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
         link=Link(row["measured_bits_per_second"]),
         costs=costs,
         compute=row["compute_ms"] / 1e3,
-        cores=len(os.sched_getaffinity(0)) / ranks,
+        cores=processors() / ranks,
         copy_byte=copy_byte(cache, copies_at_once(ranks)),
     )
     # The rest of the step without an exchange copies gradients, beside Horovod's idle threads.
@@ -137,7 +137,7 @@ def speeds_of(output: Path, when: str, known: Sequence[Candidate], ranks: int) -
 
 def copies_at_once(ranks: int) -> int:
     """Cores of this machine on which ranks copy."""
-    return min(len(os.sched_getaffinity(0)), ranks)
+    return min(processors(), ranks)
 
 
 def compared(

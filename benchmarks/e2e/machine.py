@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
 
 from gradcomp import _core
+from gradcomp.processors import processors
 
 __all__ = ["machine"]
 
@@ -20,4 +20,4 @@ def machine() -> str:
     if _CPUINFO.exists():
         found = re.search(r"^model name\s*: (.+)$", _CPUINFO.read_text("utf-8"), re.MULTILINE)
     name = found[1].strip() if found else platform.machine()
-    return f"{name}, {_core.simd_level()}, {len(os.sched_getaffinity(0))} cores"
+    return f"{name}, {_core.simd_level()}, {processors()} cores"

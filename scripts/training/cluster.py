@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from gradcomp.errors import GradcompError
+from gradcomp.processors import processors
 from training.engines.current import engine
 
 __all__ = [
@@ -67,7 +68,7 @@ def threads_per_rank() -> int:
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
     ranks: int = engine().local_size()
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    return max(1, processors() // ranks)
 
 
 def checked_digests(parameters: Mapping[str, npt.NDArray[Any]]) -> list[str]:

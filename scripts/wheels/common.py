@@ -109,7 +109,10 @@ def torch_version() -> str:
 def compile_jobs() -> int:
     """Number of files to compile at once: one a core, as far as memory allows."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // BYTES_PER_COMPILE_JOB))
+    # gradcomp.processors cannot be imported: this runs before gradcomp is built.
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(cores, memory // BYTES_PER_COMPILE_JOB))
 
 
 def run(command: list[str], environment: Mapping[str, str] | None = None) -> None:

@@ -3,8 +3,8 @@
 
 Horovod's last release (0.28.1, 2023) does not compile against current PyTorch
 and TensorFlow, and its Gloo back end fails on several hosts. This script downloads
-the unchanged source release, applies the few edits listed in ``EDITS`` (and
-``TENSORFLOW_EDITS``) and builds a wheel with the Gloo and MPI controllers. Run it
+the unchanged source release, applies the few edits listed in ``EDITS``
+(``CUDA_EDITS``, ``TENSORFLOW_EDITS``) and builds a wheel with the Gloo and MPI controllers. Run it
 with the Python of the environment that will use the wheel: torch, setuptools, wheel
 and packaging must be installed there, and CMake, make, g++ and Open MPI on the
 machine. The wheel supports TensorFlow if that is installed there too.
@@ -128,6 +128,23 @@ EDITS = (
         reason="debug information makes the wheel thirty times larger",
     ),
 )
+CUDA_EDITS = (
+    Edit(
+        name="usable-cuda",
+        file="cmake/Modules/FindPytorch.cmake",
+        old='string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n',
+        new=(
+            'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
+            "if(Pytorch_CUDA)\n"
+            "    find_package(CUDAToolkit QUIET)\n"
+            "    set(Pytorch_CUDA ${CUDAToolkit_FOUND})\n"
+            "endif()\n"
+        ),
+        reason="a compiler of CUDA on PATH without headers and libraries next to it ends the build",
+    ),
+)
+"""For a torch that is built for CUDA."""
+
 _KERAS_REASON = (
     "the package keras is always Keras 3, also where tensorflow.keras, which these files use"
     " otherwise, is the Keras 2 of tf-keras"
@@ -181,15 +198,19 @@ class Recipe:
     Attributes:
         tensorflow: the version of TensorFlow to support, if any.
         machine: as ``platform.machine()`` names it.
+        cuda: whether torch may be built for CUDA.
     """
 
     tensorflow: str | None
     machine: str
+    cuda: bool = False
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The edits, in the order in which they are applied."""
-        return EDITS if self.tensorflow is None else (*EDITS, *TENSORFLOW_EDITS)
+        cuda = CUDA_EDITS if self.cuda else ()
+        tensorflow = () if self.tensorflow is None else TENSORFLOW_EDITS
+        return (*EDITS, *cuda, *tensorflow)
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -205,7 +226,8 @@ class Recipe:
     @classmethod
     def of_environment(cls) -> Recipe:
         """The recipe for this Python's packages and this machine."""
-        return cls(tensorflow_version(), platform.machine())
+        cuda = not wheels.torch_version().endswith("+cpu")
+        return cls(tensorflow_version(), platform.machine(), cuda)
 
 
 def tensorflow_version() -> str | None:

@@ -18,6 +18,8 @@ TENSORFLOW_EXTENSION = "horovod/tensorflow/mpi_lib.cpython-311-x86_64-linux-gnu.
 
 TORCH = hw.Recipe(None, "x86_64")
 BOTH = hw.Recipe("2.21.0", "x86_64")
+CUDA = hw.Recipe(None, "x86_64", cuda=True)
+ALL = hw.Recipe("2.21.0", "x86_64", cuda=True)
 
 
 def fake_mpicxx(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -51,10 +53,10 @@ def write_archive(directory: Path, edits: tuple[Any, ...]) -> Path:
 
 class TestEdits:
     def test_names_tell_the_edits_apart(self) -> None:
-        names = [edit.name for edit in BOTH.edits]
+        names = [edit.name for edit in ALL.edits]
         assert len(set(names)) == len(names)
 
-    @pytest.mark.parametrize("edit", BOTH.edits, ids=lambda edit: str(edit.name))
+    @pytest.mark.parametrize("edit", ALL.edits, ids=lambda edit: str(edit.name))
     def test_each_changes_something_for_a_reason(self, edit: Any) -> None:
         assert edit.old != edit.new
         assert edit.old.endswith("\n") == (edit.new + edit.old[-1:]).endswith("\n")
@@ -114,7 +116,11 @@ class TestOpenMpiVersion:
 class TestCommandLine:
     @pytest.mark.parametrize(
         ("recipe", "frameworks"),
-        [(TORCH, "torch2.13.0+cpu"), (BOTH, "torch2.13.0+cpu-tensorflow2.21.0")],
+        [
+            (TORCH, "torch2.13.0+cpu"),
+            (BOTH, "torch2.13.0+cpu-tensorflow2.21.0"),
+            (CUDA, "torch2.13.0"),
+        ],
     )
     def test_key_names_all_that_the_wheel_depends_on(
         self,
@@ -123,7 +129,7 @@ class TestCommandLine:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        monkeypatch.setattr(wheels, "torch_version", lambda: "2.13.0+cpu")
+        monkeypatch.setattr(wheels, "torch_version", lambda: frameworks.split("-")[0][5:])
         monkeypatch.setattr(hw, "tensorflow_version", lambda: recipe.tensorflow)
         monkeypatch.setattr(hw, "open_mpi_version", lambda: "4.1.4")
         monkeypatch.setattr(hw.platform, "machine", lambda: "x86_64")
@@ -152,7 +158,11 @@ class TestCommandLine:
 class TestMake:
     @pytest.mark.parametrize(
         ("recipe", "extensions"),
-        [(TORCH, [EXTENSION]), (BOTH, [EXTENSION, TENSORFLOW_EXTENSION])],
+        [
+            (TORCH, [EXTENSION]),
+            (BOTH, [EXTENSION, TENSORFLOW_EXTENSION]),
+            (CUDA, [EXTENSION]),
+        ],
     )
     def test_builds_the_edited_source(
         self,
@@ -173,6 +183,8 @@ class TestMake:
             write_wheel(target, *extensions)
 
         monkeypatch.setattr(hw, "tensorflow_version", lambda: recipe.tensorflow)
+        version = "2.13.0" if recipe.cuda else "2.13.0+cpu"
+        monkeypatch.setattr(wheels, "torch_version", lambda: version)
         monkeypatch.setattr(wheels, "download", lambda release, directory: archive)
         monkeypatch.setattr(wheels, "pip_wheel", pip_wheel)
         assert hw.make(tmp_path / "work").parent == tmp_path / "work" / "wheels"
