@@ -101,6 +101,18 @@ class Cell(NamedTuple):
 _fashion = functools.cache(load_fashion_mnist)
 _kjv = functools.cache(load_kjv)
 
+
+def _transformer(parameters: str, width: int, batch: int, rates: Mapping[str, float]) -> Setup:
+    return Setup(
+        title=f"King James Bible, transformer of {parameters} parameters",
+        load=_kjv,
+        model=lambda classes: CharTransformer(classes, PIECE, width),
+        batch=batch,
+        rates=rates,
+        bits=True,
+    )
+
+
 TASKS = {
     "fashion-cnn": Setup(
         title="Fashion-MNIST, CNN of 421,642 parameters",
@@ -118,22 +130,8 @@ TASKS = {
         rates={"sgd": 0.05, "adamw": 1e-3},
         bits=False,
     ),
-    "kjv-1m": Setup(
-        title="King James Bible, transformer of 1,003,663 parameters",
-        load=_kjv,
-        model=lambda classes: CharTransformer(classes, PIECE, 200),
-        batch=8,
-        rates={"sgd": 0.5, "adamw": 3e-3},
-        bits=True,
-    ),
-    "kjv-small": Setup(
-        title="King James Bible, transformer of 421,183 parameters",
-        load=_kjv,
-        model=lambda classes: CharTransformer(classes, PIECE, 128),
-        batch=8,
-        rates={"sgd": 0.5, "adamw": 3e-3},
-        bits=True,
-    ),
+    "kjv-1m": _transformer("1,003,663", 200, 8, {"sgd": 0.5, "adamw": 3e-3}),
+    "kjv-small": _transformer("421,183", 128, 8, {"sgd": 0.5, "adamw": 3e-3}),
     "kjv-lstm": Setup(
         title="King James Bible, LSTM of 349,951 parameters",
         load=_kjv,
@@ -142,14 +140,7 @@ TASKS = {
         rates={"sgd": 2.0, "adamw": 8e-3},
         bits=True,
     ),
-    "kjv-6m": Setup(
-        title="King James Bible, transformer of 6,403,135 parameters",
-        load=_kjv,
-        model=lambda classes: CharTransformer(classes, PIECE, 512),
-        batch=4,
-        rates={"sgd": 0.2, "adamw": 1e-3},
-        bits=True,
-    ),
+    "kjv-6m": _transformer("6,403,135", 512, 4, {"sgd": 0.2, "adamw": 1e-3}),
 }
 
 

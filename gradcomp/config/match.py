@@ -13,7 +13,7 @@ from pydantic import Field, StrictInt, StrictStr, field_validator, model_validat
 from gradcomp.config.fields import StrictModel
 from gradcomp.config.messages import CombinationError
 
-__all__ = ["Match", "default_rules"]
+__all__ = ["Match", "small_tensor_rules"]
 
 
 class Match(StrictModel):
@@ -74,7 +74,7 @@ _SMALL = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_numel=4095)
 _SMALL_ADAPTIVE = {"numel < 64": Match(max_numel=63)}
 
 
-def default_rules(codecs: Collection[str]) -> Mapping[str, Match]:
+def small_tensor_rules(codecs: Collection[str]) -> Mapping[str, Match]:
     """The rules that take small tensors, which gain nothing from compression, after ``compress.rules``.
 
     ``adaptive`` has one step of its quantizer for all tensors of a bucket, so elements of a vector are not rounded more

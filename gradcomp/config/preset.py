@@ -10,7 +10,7 @@ AUTO = "auto"
 """Name of the preset, wherever a spec for all tensors is expected."""
 
 AUTO_SPEC = "residual|adaptive(rate=ramp(from=1.5,to=1,steps=500),step=energy)"
-"""Its spec; docs/which-compressor.md has the trainings it was chosen by."""
+"""Its spec; benchmarks/README.md, "Bits by step, and vectors", has the trainings it was chosen by."""
 
 
 def with_preset(compress: Any) -> Any:

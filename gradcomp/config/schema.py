@@ -26,7 +26,7 @@ from gradcomp.codec import spec as specs
 from gradcomp.codec.spec import Spec, Stage
 from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
-from gradcomp.config.match import Match, default_rules
+from gradcomp.config.match import Match, small_tensor_rules
 from gradcomp.config.messages import CombinationError, config_error
 from gradcomp.config.predictions import Prediction, Prior
 from gradcomp.config.preset import AUTO, AUTO_SPEC, with_preset
@@ -153,7 +153,7 @@ class Compress(StrictModel):
     @property
     def default_rules(self) -> Mapping[str, Match]:
         """The rules between `rules` and `default`, by what they ask of a tensor."""
-        return default_rules([spec.stages[-1].name for spec in self.default.specs])
+        return small_tensor_rules([spec.stages[-1].name for spec in self.default.specs])
 
     @property
     def small(self) -> Spec:
